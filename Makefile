@@ -1,0 +1,38 @@
+# Every target sets itself up: a fresh clone needs nothing but make and Python 3.11 or newer.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+# Without an NVIDIA GPU, PyTorch's own index has a build that is smaller by gigabytes of CUDA.
+# Where it cannot be reached, pip falls back to PyPI; `make TORCH_INDEX= demo` asks PyPI alone.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
+
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: demo test lint types clean
+
+demo: $(STAMP)
+	$(BIN)/ridgeline demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build
+
+$(STAMP): pyproject.toml $(wildcard native/*)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "Ridgeline needs Python 3.11 or newer and $(PYTHON) is %d.%d: run make PYTHON=python3.11" \
+	  % sys.version_info[:2])'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-deps --retries 1 \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,206 @@
+"""What the paged cache costs: operations in microseconds, and memory under a mixed load.
+
+Operations run at several sequence lengths on the layers of SmolLM2-135M in bfloat16; medians are
+reported. Memory is counted, not timed: sequences of random lengths come and go, and each step
+reserves room for a draft tree and keeps a part of it.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from provenance import provenance
+from ridgeline.kv.blocks import BlockPool
+from ridgeline.kv.store import KVStore, LayerShape, bytes_per_token
+from ridgeline.kv.table import BlockTable
+
+BLOCK_SIZE = 16
+LAYERS = (LayerShape((3, 64), (3, 64), torch.bfloat16),) * 30
+NODES = 32
+PATH = [0, 2, 5, 11, 20]  # the accepted nodes of such a tree
+
+# Mean tokens of prompt and output. Chat is ShareGPT and instructions is Alpaca, as measured for
+# PagedAttention (arXiv 2309.06180, figure 11); documents are long prompts with a short answer.
+KINDS = {"chat": (161, 338), "instructions": (19, 58), "documents": (2000, 200)}
+LOADS = {**{kind: (kind,) for kind in KINDS}, "mixed": tuple(KINDS)}
+CONTEXT = 4096
+SEQUENCES = 32  # at once
+
+
+def append(table: BlockTable, length: int) -> None:
+    for n in range(length, length + BLOCK_SIZE):
+        table.grow(n + 1)
+        table.writable(n, n + 1)
+        table.slot(n)
+
+
+def commit_tree(store: KVStore, table: BlockTable, length: int) -> None:
+    slots = torch.tensor(table.slots(length, length + NODES))
+    store.move(slots[PATH], slots[: len(PATH)])
+    table.shrink(length + len(PATH))
+
+
+def copy_on_write(store: KVStore, table: BlockTable, length: int) -> None:
+    store.copy_blocks(table.writable(length - 1, length))
+
+
+def time_operations(length: int, pool: BlockPool, store: KVStore, repeats: int) -> dict[str, float]:
+    """Median microseconds of each operation on a sequence of `length` tokens."""
+    samples = defaultdict(list)
+
+    def timed(name: str, operation: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter_ns()
+        result = operation(*args)
+        samples[name].append((time.perf_counter_ns() - start) / 1000)
+        return result
+
+    table, neighbour = BlockTable(pool), BlockTable(pool)
+    for n in range(0, length + 1, BLOCK_SIZE):  # in turns, so that no two blocks are adjacent
+        table.grow(n)
+        neighbour.grow(n)
+    for _ in range(repeats):
+        timed("append 16 tokens one by one", append, table, length)
+        timed("roll 16 tokens back", table.shrink, length)
+        table.grow(length + NODES)
+        timed("commit 5 of a tree's 32 nodes", commit_tree, store, table, length)
+        table.shrink(length)
+        timed("indices to gather all tokens", table.slots, 0, length)
+        fork = timed("fork", table.fork)
+        timed("copy on write of one block", copy_on_write, store, fork, length)
+        fork.release()
+    table.release()
+    neighbour.release()
+    return {name: median(times) for name, times in samples.items()}
+
+
+def operations(lengths: list[int], repeats: int) -> dict[str, dict[int, float]]:
+    """Microseconds by operation and sequence length."""
+    num_blocks = 2 * math.ceil(max(lengths) / BLOCK_SIZE) + math.ceil(NODES / BLOCK_SIZE)
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    store = KVStore(LAYERS, num_blocks, BLOCK_SIZE, "cpu")
+    table: dict[str, dict[int, float]] = defaultdict(dict)
+    for length in lengths:
+        for name, microseconds in time_operations(length, pool, store, repeats).items():
+            table[name][length] = microseconds
+    pool.check([])
+    return table
+
+
+def memory(kinds: tuple[str, ...], steps: int) -> dict[str, float]:
+    """Bytes needed and in use, averaged over the steps of a load of these kinds, and their ratio.
+
+    Prompt and output lengths are log-normal with sigma 1; every kind is as frequent as the others.
+    """
+    rng = np.random.default_rng(0)
+    pool = BlockPool(SEQUENCES * (CONTEXT + NODES) // BLOCK_SIZE, BLOCK_SIZE)
+    running: list[tuple[BlockTable, int, int]] = []  # with tokens now and at the end
+    tokens: Counter[str] = Counter()
+    for _ in range(steps):
+        while len(running) < SEQUENCES:
+            means = np.array(KINDS[kinds[rng.integers(len(kinds))]])
+            prompt, output = np.ceil(rng.lognormal(np.log(means) - 0.5)).astype(int).tolist()
+            running.append((BlockTable(pool), min(prompt, CONTEXT - 1), prompt + output))
+        for table, length, _ in running:
+            table.grow(length + NODES)
+        tokens["needed in a step"] += sum(length + NODES for _, length, _ in running)
+        tokens["in use in a step"] += pool.used * BLOCK_SIZE
+        after = []
+        for table, length, end in running:
+            length = min(length + int(rng.integers(1, len(PATH) + 1)), end, CONTEXT)
+            table.shrink(length)
+            after.append((table, length, min(end, CONTEXT)))
+        running = after
+        tokens["needed"] += sum(length for _, length, _ in running)
+        tokens["in use"] += pool.used * BLOCK_SIZE
+        for table, length, end in running:
+            if length == end:
+                table.release()
+        running = [entry for entry in running if entry[1] < entry[2]]
+    pool.check([table for table, _, _ in running])
+    average = {name: total / steps * bytes_per_token(LAYERS) for name, total in tokens.items()}
+    return {
+        "needed_bytes": average["needed"],
+        "used_bytes": average["in use"],
+        "ratio": tokens["needed"] / tokens["in use"],
+        "ratio_in_a_step": tokens["needed in a step"] / tokens["in use in a step"],
+        "ratio_reserving_context": tokens["needed"] / (steps * SEQUENCES * CONTEXT),
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    lengths = report["provenance"]["arguments"]["lengths"]
+    lines = [
+        "# The paged cache",
+        "",
+        "## Operations",
+        "",
+        f"Microseconds (median) on one sequence, by its length in tokens. {len(LAYERS)} layers, "
+        f"{bytes_per_token(LAYERS)} bytes a token, blocks of {BLOCK_SIZE}.",
+        "",
+        f"| operation | {' | '.join(map(str, lengths))} | x, longest to shortest |",
+        "|---" + "|---:" * (len(lengths) + 1) + "|",
+    ]
+    for name, row in report["operations"].items():
+        cells = [f"{row[length]:.1f}" for length in lengths]
+        ratio = row[lengths[-1]] / row[lengths[0]]
+        lines.append(f"| {name} | {' | '.join(cells)} | {ratio:.2f} |")
+    lines += [
+        "",
+        "Indices are a view of the table's own array. A fork counts a reference for every block, so",
+        "it alone grows with the sequence; it happens once for each further sample of a request.",
+        "",
+        "## Memory",
+        "",
+        f"{SEQUENCES} sequences at once, lengths log-normal, average over "
+        f"{report['provenance']['arguments']['steps']} steps. Needed: a row for every cached token "
+        "(within a",
+        f"step also for each of a sequence's {NODES} tree nodes). In use: the blocks held. "
+        f"Reserved: {CONTEXT} tokens",
+        "for each sequence, what a cache without pages would set aside.",
+        "",
+        "| load | needed, MB | in use, MB | needed / in use | within a step | needed / reserved |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for load, row in report["memory"].items():
+        lines.append(
+            f"| {load} | {row['needed_bytes'] / 1e6:.1f} | {row['used_bytes'] / 1e6:.1f} "
+            f"| {row['ratio']:.3f} | {row['ratio_in_a_step']:.3f} "
+            f"| {row['ratio_reserving_context']:.3f} |"
+        )
+    lines += ["", "```json", json.dumps(report["provenance"], indent=2), "```", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[256, 1024, 4096, 16384, 32768], help="in tokens"
+    )
+    parser.add_argument("--repeats", type=int, default=300, help="of every operation")
+    parser.add_argument("--steps", type=int, default=3000, help="of every load")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/cache.json")
+    args = parser.parse_args()
+    if any(length < BLOCK_SIZE or length % BLOCK_SIZE for length in args.lengths):
+        parser.error(f"lengths are multiples of {BLOCK_SIZE}")
+    report = {
+        "provenance": provenance(args),
+        "operations": operations(args.lengths, args.repeats),
+        "memory": {load: memory(kinds, args.steps) for load, kinds in LOADS.items()},
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    args.out.with_suffix(".md").write_text(markdown(report))
+    print(args.out.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+// The inner loop, written once over a vector type. Each file that includes this is compiled for one
+// instruction set, so everything here has internal linkage: the linker must never share it.
+//
+// Every sum is one chain: sum = fma(weight[k], x[k], sum) for k = 0, 1, 2, ... It does not depend on
+// how many rows or tiles are computed together, so neither do the bits of the result.
+#pragma once
+
+#include <cstring>
+
+#include "kernels.h"
+
+// Sums live in registers only when the loops over them are unrolled.
+#if defined(__clang__)
+#define RIDGELINE_UNROLL _Pragma("unroll")
+#else
+#define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace ridgeline {
+namespace {
+
+float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+uint16_t float_to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);  // NaN stays NaN
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// V: a vector of kTile floats, with load, store, broadcast, fma (weight * x + sum).
+// W: a weight type, with pair_bytes (two inputs of a tile) and load<0 or 1>(its address) -> V.
+// Adds one input's products, the first or the second of a pair.
+template <class V, class W, int Input, int R, int T>
+inline void step(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes, const float* x,
+                 ptrdiff_t x_stride) {
+  V w[T];
+  RIDGELINE_UNROLL
+  for (int t = 0; t < T; t++) w[t] = W::template load<Input>(weights + t * tile_bytes);
+  RIDGELINE_UNROLL
+  for (int r = 0; r < R; r++) {
+    const V xr = V::broadcast(x + r * x_stride);
+    RIDGELINE_UNROLL
+    for (int t = 0; t < T; t++) sums[r][t] = V::fma(w[t], xr, sums[r][t]);
+  }
+}
+
+template <class V, class W, int R, int T>
+void block(const Block& b) {
+  const float* x = b.x;
+  const ptrdiff_t stride = b.x_stride;
+  const std::byte* weights = b.weights;
+  const std::byte* ahead = b.ahead;
+  V sums[R][T];
+  RIDGELINE_UNROLL
+  for (int r = 0; r < R; r++)
+    RIDGELINE_UNROLL
+    for (int t = 0; t < T; t++) sums[r][t] = V::load(b.sums + (r * T + t) * kTile);
+  for (int k = 0; k < b.inputs; k += 2) {
+    RIDGELINE_UNROLL
+    for (int t = 0; t < T; t++)
+      RIDGELINE_UNROLL
+      for (int line = 0; line < W::pair_bytes; line += 64)
+        __builtin_prefetch(ahead + t * b.tile_bytes + line);
+    step<V, W, 0>(sums, weights, b.tile_bytes, x, stride);
+    step<V, W, 1>(sums, weights, b.tile_bytes, x + 1, stride);
+    weights += W::pair_bytes;
+    ahead += b.ahead_step;
+    x += 2;
+  }
+  RIDGELINE_UNROLL
+  for (int r = 0; r < R; r++)
+    RIDGELINE_UNROLL
+    for (int t = 0; t < T; t++) V::store(b.sums + (r * T + t) * kTile, sums[r][t]);
+}
+
+// Room: how many tiles' worth of registers there are, for sums and weights.
+template <class V, class W, int Room, int R, int T>
+constexpr BlockFn block_if_room() {
+  if constexpr (R * T + T <= Room) return block<V, W, R, T>;
+  return nullptr;
+}
+
+template <class V, class W, int Room, int R = 1>
+constexpr void fill(BlockFn (&table)[kMaxRows][kWidths]) {
+  if constexpr (R <= kMaxRows) {
+    table[R - 1][0] = block_if_room<V, W, Room, R, 1>();
+    table[R - 1][1] = block_if_room<V, W, Room, R, 2>();
+    fill<V, W, Room, R + 1>(table);
+  }
+}
+
+void widen(Type type, const void* from, float* to, size_t n) {
+  if (type == Type::f32) {
+    std::memcpy(to, from, n * sizeof(float));
+  } else {
+    const auto* bf16 = static_cast<const uint16_t*>(from);
+    for (size_t i = 0; i < n; i++) to[i] = bits_to_float(uint32_t(bf16[i]) << 16);
+  }
+}
+
+void narrow(Type type, const float* sums, const float* bias, void* to, size_t n) {
+  if (type == Type::f32) {
+    auto* f32 = static_cast<float*>(to);
+    for (size_t i = 0; i < n; i++) f32[i] = sums[i] + bias[i];
+  } else {
+    auto* bf16 = static_cast<uint16_t*>(to);
+    for (size_t i = 0; i < n; i++) bf16[i] = float_to_bf16(sums[i] + bias[i]);
+  }
+}
+
+template <class V, class F32, class BF16, int Room>
+constexpr Kernels make_kernels(const char* name) {
+  Kernels k{name, Room - 1 < kMaxRows ? Room - 1 : kMaxRows, {}, widen, narrow};
+  fill<V, F32, Room>(k.block[int(Type::f32)]);
+  fill<V, BF16, Room>(k.block[int(Type::bf16)]);
+  return k;
+}
+
+}  // namespace
+}  // namespace ridgeline

@@ -1,0 +1,1 @@
+"""Paged tree attention: the truth in plain torch, and its hook into transformers."""

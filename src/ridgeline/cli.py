@@ -1,0 +1,269 @@
+"""The command line. What each command does is in a module of its own; here are its options.
+
+Exit codes: 0 done, 1 something failed while it ran, 2 the command could not run as it was given,
+130 Ctrl-C. Every mistake of a user is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.errors import ConfigError, DraftError, OutOfBlocksError, RidgelineError
+from ridgeline.output import report
+
+if TYPE_CHECKING:
+    from ridgeline.llm import LLM
+
+FAILED, USAGE = 1, 2
+
+app = typer.Typer(
+    help="Lossless speculative decoding: language models, several times faster, saying the same.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_MODEL, _DRAFTS, _SAMPLING, _ENDING = "Model", "Speculation", "Sampling", "Ending"
+
+
+def _option(help: str, panel: str, **rest: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=panel, **rest)
+
+
+Model = Annotated[
+    str | None,
+    _option(
+        "Hugging Face id, folder of safetensors, or GGUF file.",
+        _MODEL,
+        show_default="SmolLM2-135M-Instruct, fetched once",
+    ),
+]
+Dtype = Annotated[str, _option("Of the weights: auto, bfloat16, float16 or float32.", _MODEL)]
+Device = Annotated[str, _option("auto, cpu, cuda, ...", _MODEL)]
+Threads = Annotated[int | None, _option("CPU threads.", _MODEL, show_default="torch's choice")]
+DrafterSpec = Annotated[
+    str, _option("NAME or NAME:ARGUMENT; `ridgeline info` lists the names.", _DRAFTS)
+]
+Depth = Annotated[int | None, _option("Longest path of drafted tokens.", _DRAFTS, show_default="5")]
+Nodes = Annotated[
+    int | None,
+    _option("Drafted tokens per text and step.", _DRAFTS, show_default="the depth: a chain"),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _ridgeline(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from ridgeline import __version__
+
+        print(f"ridgeline {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A prompt; may be given several times.")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            help='A prompt a line; in FILE.jsonl an object a line: "prompt" or "messages", '
+            "and any sampling parameter."
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON Lines, in the order of the prompts.")
+    ] = False,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    batch: Annotated[
+        int | None, _option("Texts generated at once.", _MODEL, show_default="32")
+    ] = None,
+    kv_tokens: Annotated[
+        int | None,
+        _option("Capacity of the cache.", _MODEL, show_default="from free memory"),
+    ] = None,
+    drafter: DrafterSpec = "none",
+    draft_dtype: Annotated[str, _option("Of the drafter's own weights.", _DRAFTS)] = "auto",
+    depth: Depth = None,
+    nodes: Nodes = None,
+    verify: Annotated[
+        str | None,
+        _option("Rule: match, rejection or block.", _DRAFTS, show_default="match"),
+    ] = None,
+    temperature: Annotated[
+        float, _option("0 takes the most probable token.", _SAMPLING)
+    ] = SamplingParams.temperature,
+    top_k: Annotated[int, _option("Keep the k most probable; 0: all.", _SAMPLING)] = (
+        SamplingParams.top_k
+    ),
+    top_p: Annotated[float, _option("Keep this probability mass.", _SAMPLING)] = (
+        SamplingParams.top_p
+    ),
+    min_p: Annotated[
+        float, _option("Keep tokens of this share of the largest probability.", _SAMPLING)
+    ] = SamplingParams.min_p,
+    repetition_penalty: Annotated[
+        float, _option("Divides the logits of tokens that occurred.", _SAMPLING)
+    ] = SamplingParams.repetition_penalty,
+    frequency_penalty: Annotated[
+        float, _option("Subtracted per occurrence in the output.", _SAMPLING)
+    ] = SamplingParams.frequency_penalty,
+    presence_penalty: Annotated[
+        float, _option("Subtracted once from what occurred in the output.", _SAMPLING)
+    ] = SamplingParams.presence_penalty,
+    logit_bias: Annotated[
+        list[str] | None, _option("ID=BIAS, added to a token's logit; repeatable.", _SAMPLING)
+    ] = None,
+    bad_words: Annotated[
+        list[str] | None, _option("Text that must not be written; repeatable.", _SAMPLING)
+    ] = None,
+    seed: Annotated[
+        int | None, _option("The same seed gives the same text.", _SAMPLING, show_default="random")
+    ] = SamplingParams.seed,
+    n: Annotated[int, _option("Samples per prompt.", _SAMPLING)] = SamplingParams.n,
+    logprobs: Annotated[
+        int | None,
+        _option("With --json: log-probabilities, and the N largest beside.", _SAMPLING),
+    ] = SamplingParams.logprobs,
+    max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = SamplingParams.max_tokens,
+    min_tokens: Annotated[int, _option("Shortest text.", _ENDING)] = SamplingParams.min_tokens,
+    stop: Annotated[
+        list[str] | None, _option("Text that ends the output; repeatable.", _ENDING)
+    ] = None,
+    stop_token_ids: Annotated[
+        list[int] | None, _option("Token id that ends the output; repeatable.", _ENDING)
+    ] = None,
+    ignore_eos: Annotated[
+        bool, _option("The model's own end tokens do not end the text.", _ENDING)
+    ] = SamplingParams.ignore_eos,
+) -> int:
+    """Write what comes after a prompt, or many."""
+    from ridgeline.generate import Source, run
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        logit_bias=dict(map(_bias, logit_bias or ())),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_ids or ()),
+        ignore_eos=ignore_eos,
+        seed=seed,
+        n=n,
+        logprobs=logprobs,
+    )
+    source = Source(prompt or (), prompt_file, params, tuple(bad_words or ()), chat)
+
+    def load() -> LLM:
+        from ridgeline.loading import load_llm
+
+        return load_llm(
+            model,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            drafter=drafter,
+            draft_dtype=draft_dtype,
+            max_batch=batch,
+            kv_tokens=kv_tokens,
+            depth=depth,
+            nodes=nodes,
+            verify=verify,
+        )
+
+    return run(source, load, as_json)
+
+
+@app.command()
+def demo(
+    model: Model = None,
+    drafter: Annotated[
+        str | None,
+        _option("NAME or NAME:ARGUMENT.", _DRAFTS, show_default="one that needs no weights"),
+    ] = None,
+    depth: Annotated[int, _option("Longest path of drafted tokens.", _DRAFTS)] = 8,
+    nodes: Nodes = None,
+    max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = 200,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Write one answer plainly and once more with drafts, and compare."""
+    from rich.console import Console
+
+    from ridgeline.demo import run
+
+    run(
+        Console(),
+        model,
+        drafter,
+        max_tokens=max_tokens,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        depth=depth,
+        nodes=nodes,
+    )
+
+
+@app.command()
+def info() -> None:
+    """Show versions, the processor, and which of our code paths it uses."""
+    from ridgeline.info import run
+
+    run()
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ConfigError(f"logit_bias is {text!r}; it must be ID=BIAS, such as 42=-5") from None
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Runs one command line; returns its exit code."""
+    try:
+        return app(arguments, standalone_mode=False) or 0
+    except typer.TyperException as error:
+        report(error.format_message())
+        return USAGE
+    except (DraftError, OutOfBlocksError) as error:
+        report(error)
+        return FAILED
+    except RidgelineError as error:
+        report(error)
+        return USAGE
+
+
+def main() -> None:
+    """The program `ridgeline`."""
+    # What the libraries say is meant for developers; our own errors say what a user can do.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.simplefilter("ignore")
+    sys.exit(execute(sys.argv[1:]))

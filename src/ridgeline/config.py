@@ -1,0 +1,56 @@
+"""Options of the engine, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ridgeline.core.tree import MAX_DRAFTED
+from ridgeline.core.verify import RULES
+from ridgeline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the engine runs.
+
+    Raises:
+        ConfigError: a value is out of range; the message names it and the allowed values.
+    """
+
+    max_batch: int = 32
+    """sequences running at once"""
+    max_batch_tokens: int = 512
+    """tokens of one forward pass, prefill chunks and drafts included"""
+    kv_tokens: int | None = None
+    """capacity of the cache in tokens; None sizes it from free memory"""
+    prefix_sharing: bool = True
+    """whether requests reuse cached blocks of an equal prefix"""
+    verify: str = "match"
+    """the verification rule: match, rejection or block"""
+    depth: int = 5
+    """longest path of drafted tokens below the root; 0 is plain decoding"""
+    nodes: int | None = None
+    """drafted nodes per sequence and step; None means `depth`, a chain"""
+
+    def __post_init__(self) -> None:
+        at_least = {"max_batch": 1, "max_batch_tokens": 1, "kv_tokens": 1, "depth": 0, "nodes": 0}
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; it must be at least {least}")
+        if self.max_batch_tokens < self.max_batch:
+            raise ConfigError(
+                f"max_batch_tokens is {self.max_batch_tokens}; it must be at least max_batch, "
+                f"{self.max_batch}, so that every running sequence can decode in every step"
+            )
+        for name in ("depth", "nodes"):
+            value = getattr(self, name)
+            if value is not None and value > MAX_DRAFTED:
+                raise ConfigError(f"{name} is {value}; at most {MAX_DRAFTED} nodes can be drafted")
+        if self.verify not in RULES:
+            raise ConfigError(f"verify is {self.verify!r}; it must be one of {', '.join(RULES)}")
+
+    @property
+    def draft_nodes(self) -> int:
+        """Drafted nodes per sequence and step."""
+        return self.depth if self.nodes is None else self.nodes

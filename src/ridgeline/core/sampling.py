@@ -1,0 +1,260 @@
+"""From logits to tokens: the only copy of processing and drawing, for target and drafters alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.core.groups import argmax, gumbel_argmax
+from ridgeline.core.noise import Stream, keys
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.tree import TokenTree
+from ridgeline.core.truncation import truncate
+
+__all__ = [
+    "Rows",
+    "SamplingParams",
+    "TokenLogprobs",
+    "draw",
+    "draw_drafts",
+    "process",
+    "token_logprobs",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What the logit rows of one sequence belong to: row i predicts what follows `nodes[i]`."""
+
+    params: SamplingParams
+    seed: int
+    tokens: Sequence[int]
+    """committed tokens, prompt first; the last one is the tree's root"""
+    prompt_len: int
+    end_tokens: frozenset[int]
+    """tokens that end this sequence"""
+    tree: TokenTree
+    nodes: NDArray[np.int64]
+    """root or drafted nodes of the tree"""
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def ahead(self) -> NDArray[np.int64]:
+        """i64[len]: drafted tokens between the last committed token and the one predicted."""
+        depth = self.tree.depth
+        return depth[self.nodes].astype(np.int64) - int(depth[self.tree.root])
+
+    @property
+    def drafted_path(self) -> NDArray[np.bool_]:
+        """bool[len,D]: which of the tree's D drafted nodes lie on each row's path."""
+        bits = np.arange(self.tree.drafted, dtype=np.uint64)
+        return (self.tree.words[self.nodes, None] >> bits & np.uint64(1)).astype(np.bool_)
+
+
+def noise_keys(rows: Sequence[Rows], stream: Stream) -> NDArray[np.int64]:
+    """i64[K]: noise keys of the tokens that all these rows predict, in order."""
+    repeats = [len(r) for r in rows]
+    committed = np.repeat([len(r.tokens) for r in rows], repeats)
+    seeds = np.repeat(np.array([r.seed for r in rows], dtype=np.uint64), repeats)
+    return keys(seeds, committed + np.concatenate([r.ahead for r in rows]), stream, committed)
+
+
+def process(logits: Tensor, rows: Sequence[Rows]) -> Tensor:
+    """Turns raw logits into those of the distribution p = softmax(result) to draw from.
+
+    One fixed order: repetition penalty, frequency and presence penalties, logit_bias, bad_words
+    and min_tokens, which see the committed tokens and the drafted ones on the row's path; then
+    temperature; then top_k, top_p and min_p. Greedy rows need only the first half.
+
+    Args:
+        logits: f32[K,V]; K is the total length of `rows`. Never changed.
+        rows: one for each sequence, in the order of the logits.
+
+    Returns:
+        f32[K,V], excluded tokens at -inf; `logits` itself where nothing applies.
+    """
+    if any(_edits(r) for r in rows):
+        logits = logits.clone()
+        start = 0
+        for r in rows:
+            if _edits(r):
+                _edit(logits[start : start + len(r)], r)
+            start += len(r)
+    if all(r.params.greedy for r in rows):
+        return logits
+    sampled = [r.params if not r.params.greedy else _NEUTRAL for r in rows]
+    repeats = [len(r) for r in rows]
+    temperature = np.repeat([p.temperature for p in sampled], repeats)
+    if (temperature != 1).any():
+        logits = logits / torch.from_numpy(temperature).float()[:, None].to(logits.device)
+    return truncate(
+        logits,
+        np.repeat([p.top_k for p in sampled], repeats),
+        np.repeat([p.top_p for p in sampled], repeats),
+        np.repeat([p.min_p for p in sampled], repeats),
+    )
+
+
+_NEUTRAL = SamplingParams(temperature=1.0)
+"""Changes no logit: stands in for greedy rows beside sampled ones."""
+
+
+def draw(processed: Tensor, rows: Sequence[Rows], stream: Stream = Stream.TARGET) -> Tensor:
+    """Draws one token per row: the argmax of greedy rows, else the argmax of logit + keyed noise.
+
+    Args:
+        processed: f32[K,V] from `process`.
+        rows: as for `process`.
+        stream: what the draw is for. TARGET makes it a function of the row's logits, the
+            sequence's seed and the position alone.
+
+    Returns:
+        i64[K]
+    """
+    sampled = [not r.params.greedy for r in rows]
+    if not any(sampled):
+        return argmax(processed)
+    key = torch.from_numpy(noise_keys(rows, stream)).to(processed.device)
+    if all(sampled):
+        return gumbel_argmax(processed, key)
+    tokens = argmax(processed)
+    where = np.flatnonzero(np.repeat(sampled, [len(r) for r in rows]))
+    picked = torch.from_numpy(where).to(processed.device)
+    return tokens.index_copy_(0, picked, gumbel_argmax(processed[picked], key[picked]))
+
+
+def draw_drafts(
+    logits: Tensor, rows: Sequence[Rows], vocab_size: int, coupled: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Draws one drafted token per row from a drafter's own logits.
+
+    The request's sampling parameters apply to the draft's distribution as they do to the target's.
+    A drafter of a chain hangs what it has drafted so far into `rows`' tree and asks for the last
+    node.
+
+    Args:
+        logits: f32[K,W] of the drafter. A vocabulary W other than the target's is cut to it, or
+            filled up with tokens that are never drafted.
+        rows: as for `process`.
+        vocab_size: V, the target's.
+        coupled: True for the rule `match`: the noise that the target will draw with at the same
+            position, so that both mostly pick the same token. It would bias every other rule:
+            False draws independently and returns the distribution they need.
+
+    Returns:
+        tokens i64[K], and q f32[K,V], the very distribution they were drawn from; None if coupled.
+    """
+    width = logits.shape[1]
+    logits = (
+        F.pad(logits, (0, vocab_size - width), value=-torch.inf) if width != vocab_size else logits
+    )
+    logits = process(logits, rows)
+    if coupled:
+        return draw(logits, rows, Stream.TARGET), None
+    tokens = draw(logits, rows, Stream.DRAFT)
+    q = logits.softmax(1)
+    greedy = np.flatnonzero(np.repeat([r.params.greedy for r in rows], [len(r) for r in rows]))
+    if len(greedy):
+        picked = torch.from_numpy(greedy).to(q.device)
+        q[picked] = F.one_hot(tokens[picked], vocab_size).float()
+    return tokens, q
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """How probable one emitted token was to the model, before any processing."""
+
+    token: int
+    logprob: float
+    """natural logarithm"""
+    top: tuple[tuple[int, float], ...]
+    """the most probable tokens and their log-probabilities, best first"""
+
+
+def token_logprobs(
+    logits: Tensor, tokens: Sequence[int], counts: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Log-probabilities of tokens under raw logits.
+
+    Args:
+        logits: f32[L,V], unprocessed.
+        tokens: [L], the token emitted at each row.
+        counts: [L], how many of the most probable tokens to report for each row.
+    """
+    logprobs = logits.log_softmax(1)
+    chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    top = logprobs.topk(min(max(counts), logits.shape[1]))
+    # f64 holds token ids exactly, so one transfer brings everything
+    packed = torch.cat([logprobs.gather(1, chosen), top.values, top.indices], 1).double().tolist()
+    half = top.indices.shape[1]
+    return [
+        TokenLogprobs(
+            token,
+            row[0],
+            tuple((int(i), v) for v, i in zip(row[1 : n + 1], row[half + 1 :], strict=False)),
+        )
+        for token, n, row in zip(tokens, counts, packed, strict=True)
+    ]
+
+
+def _edits(r: Rows) -> bool:
+    """Whether penalties, biases or exclusions touch these rows."""
+    p = r.params
+    penalised = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
+    return penalised or bool(p.logit_bias or p.bad_words) or _too_short(r, 0)
+
+
+def _too_short(r: Rows, ahead: int) -> bool:
+    return len(r.tokens) - r.prompt_len + ahead < r.params.min_tokens
+
+
+def _edit(logits: Tensor, r: Rows) -> None:
+    """The first half of `process`, in place, on the rows f32[len,V] of one sequence."""
+    p = r.params
+    if p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0:
+        _penalise(logits, r)
+    if p.logit_bias:
+        ids = torch.tensor(list(p.logit_bias), device=logits.device)
+        logits[:, ids] += torch.tensor(list(p.logit_bias.values()), device=logits.device)
+    for row, (node, ahead) in enumerate(zip(r.nodes.tolist(), r.ahead.tolist(), strict=True)):
+        excluded = list(r.end_tokens) if _too_short(r, ahead) else []
+        if p.bad_words:
+            longest = max(map(len, p.bad_words)) - 1
+            drafted = [int(r.tree.tokens[n]) for n in r.tree.path(node)]
+            recent = [*r.tokens[max(0, len(r.tokens) - longest) :], *drafted]
+            excluded += [w[-1] for w in p.bad_words if _ends_with(recent, w[:-1])]
+        if excluded:
+            logits[row, torch.tensor(excluded, device=logits.device)] = -torch.inf
+
+
+def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
+    return tuple(tokens[len(tokens) - len(word) :]) == word
+
+
+def _penalise(logits: Tensor, r: Rows) -> None:
+    """Repetition penalty (CTRL, arXiv 1909.05858, section 4.1), then frequency and presence."""
+    p, tree = r.params, r.tree
+    tokens = np.asarray(r.tokens, dtype=np.int64)
+    committed = len(tokens)
+    ids, where = np.unique(np.concatenate([tokens, tree.tokens[tree.trunk :]]), return_inverse=True)
+    # occurrences in the output, per row: committed ones and those on the row's drafted path
+    counts = np.zeros((len(r), len(ids)), dtype=np.float32)
+    counts += np.bincount(where[r.prompt_len : committed], minlength=len(ids))
+    np.add.at(counts.T, where[committed:], r.drafted_path.T)
+    seen = (counts > 0) | (np.bincount(where[: r.prompt_len], minlength=len(ids)) > 0)
+
+    device = logits.device
+    at = torch.from_numpy(ids).to(device)
+    values, occurrences = logits[:, at], torch.from_numpy(counts).to(device)
+    repeated = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+    values = torch.where(torch.from_numpy(seen).to(device), repeated, values)
+    values -= p.frequency_penalty * occurrences + p.presence_penalty * (occurrences > 0)
+    logits[:, at] = values

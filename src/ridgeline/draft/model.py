@@ -1,0 +1,265 @@
+"""A standalone draft model: a smaller model of the target's vocabulary writes ahead.
+
+Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv
+2211.17192). The draft model's keys and values are further layers of the target's cache over the
+same slots, so that sharing, rollback and preemption cover both models alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.core.batch import Entry, pack
+from ridgeline.core.noise import Stream, gumbel
+from ridgeline.core.sampling import Rows, draw_drafts
+from ridgeline.core.sequence import Sequence as TokenSequence
+from ridgeline.core.tree import DraftProposal, TokenTree
+from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
+from ridgeline.errors import ConfigError
+from ridgeline.kv.store import KVStore
+from ridgeline.model.load import LoadedModel, load_model
+from ridgeline.model.target import Target, layer_shapes
+
+CANDIDATES = 32
+"""Likeliest tokens of a draft's distribution among which siblings are looked for."""
+SAMPLES = ("Hello, world! 1234", "def f(x):\n    return x**2  # é", "自然语言 🙂 naïve")
+"""Texts that equal tokenizers encode alike: a vocabulary alone does not show how it is used."""
+
+
+class ModelDrafter:
+    """Drafts a chain with a model of its own, all requests together, one forward pass per depth.
+
+    Surplus nodes beyond the chain become siblings of its nodes where the draft model thinks them
+    likeliest. Sampled drafts for a rule that needs their distribution stay a chain.
+    """
+
+    name = "model"
+
+    def __init__(self, draft: LoadedModel, context: DraftContext) -> None:
+        self.needs = Needs(kv=layer_shapes(draft.module))
+        self._draft = draft
+        self._context = context
+        self._fed: dict[int, int] = {}  # per sequence: chain nodes whose keys and values are held
+
+    def bind(self, store: KVStore, first_layer: int) -> None:
+        """Runs the draft model over the store's layers from `first_layer` on."""
+        self._model = Target(self._draft.module, store, first_layer)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
+        """A chain, or a chain with siblings, for every request whose tokens the model has seen.
+
+        Tokens it has not seen come first, at most `max_batch_tokens` of all requests together; a
+        request left with some (a long prompt, in its first steps) gets an empty proposal.
+        """
+        chains = [self._start(request) for request in requests]
+        active, logits = self._catch_up([chain for chain in chains if chain.length > 0])
+        while active:
+            self._extend(active, logits)
+            active = [chain for chain in active if not chain.complete]
+            if active:
+                logits = self._forward([chain.entry() for chain in active])
+        for chain in chains:
+            self._fed[chain.sequence.id] = max(len(chain.tokens) - 1, 0)
+        return [chain.proposal() for chain in chains]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Counts what the draft model's layers hold of the accepted path.
+
+        The engine has moved that path's rows in every layer. Held are the chain's nodes except its
+        last one, which nothing was drafted below.
+        """
+        for observed in observations:
+            sequence, tree = observed.sequence, observed.tree
+            fed = self._fed.pop(sequence.id, 0)
+            holds_root = sequence.draft_len == observed.start + tree.trunk
+            if observed.check is not None and holds_root:
+                held = int((observed.check.path[1:] < tree.trunk + fed).sum())
+                sequence.draft_len = min(sequence.draft_len + held, sequence.kv_len)
+
+    def forget(self, sequence_id: int) -> None:
+        """Drops what is kept of a step that the sequence did not live to see."""
+        self._fed.pop(sequence_id, None)
+
+    def _start(self, request: DraftRequest) -> _Chain:
+        """A chain without nodes; of length 0 once the sequence outgrows the draft's context."""
+        room = self._draft.context_len - len(request.sequence.tokens) + 1
+        length = max(0, min(request.depth, request.nodes, room))
+        needs_q = not (self._context.coupled or request.sequence.params.greedy)
+        return _Chain(request.sequence, length, 0 if needs_q else request.nodes - length, needs_q)
+
+    def _catch_up(self, chains: list[_Chain]) -> tuple[list[_Chain], Tensor]:
+        """Feeds committed tokens; the chains that may start, and their first logits f32[A,V].
+
+        Those that lack the fewest go first, so that a long prompt delays nobody's drafts.
+        """
+        budget = self._context.max_batch_tokens
+        entries, fed = [], []
+        for chain in sorted(chains, key=lambda chain: chain.unseen):
+            sequence, count = chain.sequence, min(chain.unseen, budget)
+            if count == 0:
+                break
+            budget -= count
+            start = len(sequence.tokens) - chain.unseen
+            trunk = TokenTree.plain(sequence.tokens[start : start + count])
+            keep = np.arange(count - 1, count) if count == chain.unseen else np.empty(0, np.int64)
+            entries.append(Entry(trunk, start, sequence.table.slots(0, start + count), keep))
+            fed.append(chain)
+        if not entries:
+            return [], torch.empty(0)
+        logits = self._forward(entries)
+        for chain, entry in zip(fed, entries, strict=True):
+            chain.sequence.draft_len = len(entry.slots)
+        return [chain for chain, entry in zip(fed, entries, strict=True) if len(entry.keep)], logits
+
+    def _forward(self, entries: Sequence[Entry]) -> Tensor:
+        return self._model.forward(pack(entries, self._model.store.device)).logits
+
+    def _extend(self, chains: list[_Chain], logits: Tensor) -> None:
+        """Adds to each chain the node that its row of the logits predicts."""
+        rows = [chain.rows() for chain in chains]
+        vocab_size = self._context.target.vocab_size
+        point_masses = not any(chain.needs_q for chain in chains)
+        tokens, q = draw_drafts(logits, rows, vocab_size, coupled=point_masses)
+        drawn = tokens.tolist()
+        if any(chain.surplus for chain in chains):
+            for chain, token, ids, scores in zip(
+                chains, drawn, *_candidates(logits[:, :vocab_size], rows), strict=True
+            ):
+                chain.weigh(token, ids, scores)
+        for i, (chain, token) in enumerate(zip(chains, drawn, strict=True)):
+            chain.tokens.append(token)
+            if q is not None and chain.needs_q:
+                chain.q.append(q[i])
+
+
+class _Chain:
+    """The proposal for one request while it grows."""
+
+    def __init__(self, sequence: TokenSequence, length: int, surplus: int, needs_q: bool) -> None:
+        self.sequence = sequence
+        self.length = length
+        self.surplus = surplus
+        self.needs_q = needs_q
+        self.tokens: list[int] = []
+        self.q: list[Tensor] = []
+        self._logprob = 0.0
+        self._siblings: list[tuple[float, int, int]] = []  # log-probability of path, parent, token
+
+    @property
+    def unseen(self) -> int:
+        """Committed tokens to feed; always the last one, for its logits."""
+        committed = len(self.sequence.tokens)
+        return committed - min(self.sequence.draft_len, committed - 1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the chain has its length or has ended the text."""
+        return len(self.tokens) == self.length or self.tokens[-1] in self.sequence.end_tokens
+
+    def rows(self) -> Rows:
+        """The row that predicts the chain's next node."""
+        tokens = np.array([self.sequence.tokens[-1], *self.tokens], np.int64)
+        tree = TokenTree(tokens, np.arange(-1, len(self.tokens), dtype=np.int32), trunk=1)
+        return self.sequence.rows(tree, np.array([len(self.tokens)]))
+
+    def entry(self) -> Entry:
+        """Feeds the newest node, at its slot."""
+        kv_len = len(self.sequence.tokens) + len(self.tokens) - 1
+        slots = self.sequence.table.slots(0, kv_len + 1)
+        return Entry(TokenTree.plain(self.tokens[-1:]), kv_len, slots, np.zeros(1, np.int64))
+
+    def weigh(self, token: int, ids: list[int], scores: list[float]) -> None:
+        """Remembers what else could have been drafted in place of `token`, the next node."""
+        chosen = -np.inf
+        for other, score in zip(ids, scores, strict=True):
+            if other == token:
+                chosen = score
+            else:
+                path = (self._logprob + score, len(self.tokens) - 1, other)
+                self._siblings.append(path)
+        self._logprob += chosen
+
+    def proposal(self) -> DraftProposal:
+        """The chain, and behind it the likeliest siblings of its nodes."""
+        if self.q:
+            return DraftProposal.chain(self.tokens, torch.stack(self.q))
+        siblings = heapq.nlargest(self.surplus, self._siblings)
+        tokens = [*self.tokens, *(token for _, _, token in siblings)]
+        parents = [*range(-1, len(self.tokens) - 1), *(parent for _, parent, _ in siblings)]
+        return DraftProposal(np.array(tokens, np.int64), np.array(parents, np.int32))
+
+
+def _candidates(logits: Tensor, rows: Sequence[Rows]) -> tuple[list[list[int]], list[list[float]]]:
+    """Ids and scores [A,CANDIDATES] of the likeliest tokens of f32[A,V].
+
+    The scores are log-probabilities; where a request samples, they are those that remain once the
+    noise is known that the target will draw with.
+    """
+    top = logits.topk(min(CANDIDATES, logits.shape[1]))
+    greedy = [r.params.greedy for r in rows]
+    temperature = torch.tensor(
+        [1.0 if g else r.params.temperature for g, r in zip(greedy, rows, strict=True)],
+        dtype=torch.float64,
+        device=logits.device,
+    )
+    scores = top.values / temperature[:, None]
+    if not all(greedy):
+        keys = torch.from_numpy(np.concatenate([r.keys(Stream.TARGET) for r in rows]))
+        noise = gumbel(keys.to(logits.device)[:, None], top.indices)
+        noise[torch.tensor(greedy, device=logits.device)] = 0.0
+        scores += noise
+    return top.indices.tolist(), scores.log_softmax(1).tolist()
+
+
+def _check_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
+    """Refuses a draft model whose token ids mean something else than the target's.
+
+    Ids that only one of the two knows (padding of the vocabulary) and added tokens, which
+    fine-tuning renames, may differ: they cost acceptance at most.
+    """
+    ours, theirs = target.tokenizer, draft.tokenizer
+    if ours is None or theirs is None:
+        return
+    added = {*ours.added_tokens_decoder, *theirs.added_tokens_decoder}
+    known = {index: token for token, index in ours.get_vocab().items() if index not in added}
+    differs = next(
+        (
+            f"token {index} is {known[index]!r} in one and {token!r} in the other"
+            for token, index in theirs.get_vocab().items()
+            if known.get(index, token) != token and index not in added
+        ),
+        None,
+    ) or next(
+        (
+            f"they encode {text!r} differently"
+            for text in SAMPLES
+            if ours.encode(text, add_special_tokens=False)
+            != theirs.encode(text, add_special_tokens=False)
+        ),
+        None,
+    )
+    if differs:
+        raise ConfigError(
+            f"draft model {draft.name} has another tokenizer than the target {target.name}: "
+            f"{differs}; use a draft model of the target's own family"
+        )
+
+
+@register("model")
+def model_drafter(argument: str, context: DraftContext) -> ModelDrafter:
+    """`model:PATH`, where PATH is whatever a target model may be loaded from.
+
+    Raises:
+        ConfigError: no path, or a model with another tokenizer.
+        ModelLoadError, UnsupportedModelError: the model cannot be loaded or run.
+    """
+    if not argument:
+        raise ConfigError("drafter 'model' needs a model to draft with: model:PATH")
+    draft = load_model(argument, context.dtype, str(context.target.module.device))
+    _check_tokenizer(context.target, draft)
+    return ModelDrafter(draft, context)

@@ -1,0 +1,27 @@
+"""Loading a model for a command: the demo model where none is named, and a sign of life."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ridgeline.llm import LLM
+
+
+def load_llm(model: str | None, **options: Any) -> LLM:
+    """The LLM that a command line asks for; options that are None keep their defaults.
+
+    Raises:
+        RidgelineError: see `LLM`.
+    """
+    if sys.stderr.isatty():  # importing torch and reading weights takes seconds
+        print(f"loading {model or 'the demo model'} ...", file=sys.stderr)
+    from ridgeline.llm import LLM
+
+    if model is None:
+        from ridgeline.model.fetch import demo_model
+
+        model = str(demo_model())
+    given = {name: value for name, value in options.items() if value is not None}
+    return LLM(model, **given)

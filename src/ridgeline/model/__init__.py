@@ -1,0 +1,1 @@
+"""Models: found, loaded, refused, run."""

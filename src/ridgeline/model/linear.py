@@ -1,0 +1,105 @@
+"""Linear layers on the native matrix product, where the extension is built.
+
+The product reads packed weights once for several rows, and sums every row in the order of its
+inputs whatever the number of rows and threads: a row's bits are the same alone and among others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+_native: ModuleType | None = None
+_TYPES: dict[torch.dtype, int] = {}
+try:
+    _native = import_module("ridgeline._native")
+    _TYPES = {torch.float32: _native.F32, torch.bfloat16: _native.BF16}
+except ImportError as error:
+    _missing = str(error)
+
+RAW_WEIGHTS = frozenset({"kv_b_proj"})
+"""Layers whose weight other code reads: multi-head latent attention absorbs this one."""
+
+
+class PackedLinear(nn.Module):
+    """A linear layer on the CPU whose weights are packed for the native product. Inference only.
+
+    Maps x [..., in_features] to [..., out_features] of the same dtype, fp32 or bf16; sums are fp32.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        assert _native is not None, "pack_linears() makes these where the extension is built"
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.dtype = linear.weight.dtype
+        self.bias = linear.bias
+        weight = linear.weight.detach()
+        if weight.stride(1) != 1:
+            weight = weight.contiguous()
+        bias = None if linear.bias is None else linear.bias.detach().to(weight.dtype).contiguous()
+        self._matrix = _native.Matrix(
+            type=_TYPES[weight.dtype],
+            weights=weight.data_ptr(),
+            stride=weight.stride(0),
+            bias=0 if bias is None else bias.data_ptr(),
+            outputs=self.out_features,
+            inputs=self.in_features,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply; raises KeyError for another dtype, ValueError for another width."""
+        if not x.is_contiguous():
+            x = x.contiguous()
+        y = x.new_empty((*x.shape[:-1], self.out_features))
+        self._matrix.multiply(_TYPES[x.dtype], x.data_ptr(), x.numel(), y.data_ptr(), y.numel())
+        return y
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights [out_features, in_features], unpacked anew at every read: a slow copy."""
+        weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        self._matrix.unpack(weight.data_ptr(), weight.numel())
+        return weight
+
+    def extra_repr(self) -> str:
+        """As nn.Linear shows itself."""
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
+
+
+def pack_linears(module: nn.Module, skip: Collection[str] = RAW_WEIGHTS) -> int:
+    """Replace the linear layers below `module` by packed ones and return how many were replaced.
+
+    Takes layers on the CPU in fp32 or bf16, but none whose last name is in `skip`; none at all
+    without the extension. Each original goes as its copy comes, so memory grows by a layer at most;
+    a head tied to the embedding becomes a copy of it. The native threads become as many as torch's.
+    """
+    if _native is None:
+        return 0
+    _native.set_threads(torch.get_num_threads())
+    replaced = 0
+    # Lists of names, not of layers: those would keep every original alive to the end.
+    for parent in [m for m in module.modules() if not isinstance(m, nn.Linear)]:
+        for name in [name for name, _ in parent.named_children() if name not in skip]:
+            child = getattr(parent, name)
+            # A subclass may compute something else, so only nn.Linear itself.
+            if type(child) is nn.Linear and _packs(child.weight):
+                setattr(parent, name, PackedLinear(child))
+                replaced += 1
+    return replaced
+
+
+def _packs(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype in _TYPES
+
+
+def matrix_path() -> str:
+    """Which matrix product runs on the CPU, and why."""
+    if _native is None:
+        return f"torch (the native extension is not built: {_missing})"
+    return f"native, {_native.kernels()} kernels on {_native.threads()} threads"

@@ -1,0 +1,192 @@
+"""Loading a model: a Hugging Face id, a transformers folder, or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from ridgeline.attention.interface import ATTENTION
+from ridgeline.errors import ModelLoadError, RequestError, RidgelineError
+from ridgeline.model import hub
+from ridgeline.model.device import choose_device, choose_dtype
+from ridgeline.model.gguf_convert import gguf_folder
+from ridgeline.model.linear import pack_linears
+from ridgeline.model.support import check_supported, context_length
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, and what belongs to it."""
+
+    name: str
+    """for messages and reports"""
+    module: PreTrainedModel
+    """in eval mode, without gradients, calling the attention function that Ridgeline registers"""
+    tokenizer: PreTrainedTokenizerBase | None
+    end_tokens: frozenset[int]
+    """tokens that end a text"""
+    context_len: int
+    """most tokens of one sequence, prompt included"""
+    vocab_size: int
+    """width of the logits, padding included"""
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens (BOS) that the tokenizer adds."""
+        return list(self._tokenizer().encode(text))
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a piece of text; no special token is added."""
+        return list(self._tokenizer().encode(text, add_special_tokens=False))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation through the model's chat template, ready for the answer.
+
+        Raises:
+            RequestError: the model has no template, or its template refuses the messages.
+        """
+        tokenizer = self._tokenizer()
+        if not tokenizer.chat_template:
+            raise RequestError(f"{self.name} has no chat template; give it a plain prompt")
+        try:
+            tokens: list[int] = tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except Exception as error:  # a template is a program of the model's authors
+            raise RequestError(
+                f"the chat template of {self.name} refuses these messages: {_reason(error)}"
+            ) from error
+        return tokens
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise RequestError(f"{self.name} has no tokenizer; give prompts as token ids")
+        return self.tokenizer
+
+
+def load_model(path: str, dtype: str | torch.dtype = "auto", device: str = "auto") -> LoadedModel:
+    """Load a model for Ridgeline's engine.
+
+    `path` is a Hugging Face id, a local folder as `save_pretrained` writes it (sharded or not), or
+    a GGUF file. `dtype` "auto" is bf16 on CUDA and on CPUs with bf16 instructions, else fp32.
+    Each model gets a configuration of its own, so that several can live in one process. Mixtures
+    compute their experts eagerly: other ways let the batch change the order of sums.
+
+    Raises:
+        ConfigError: the dtype or the device is unknown or not there.
+        ModelLoadError: files are missing, damaged or unreadable.
+        UnsupportedModelError: the model has a part that cannot run here.
+    """
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, chosen_device)
+    local = _local_folder(path, chosen_dtype)
+    if local is None:
+        hub.download(path, hub.DESCRIPTION)
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(local or path),
+        "local_files_only": True,
+    }
+    with _quiet(), _one_line_errors(path):
+        config = AutoConfig.from_pretrained(**source)
+        check_supported(config)
+        if local is None:
+            hub.download(path, hub.WEIGHTS)
+        module, report = AutoModelForCausalLM.from_pretrained(
+            **source,
+            config=config,
+            dtype=chosen_dtype,
+            attn_implementation=ATTENTION,
+            experts_implementation="eager",
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+        tokenizer = None
+        if local is None or any((local / name).is_file() for name in _TOKENIZER_FILES):
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+    if missing := sorted(report["missing_keys"]):  # transformers fills them with noise
+        raise ModelLoadError(
+            f"{path} lacks {len(missing)} of the model's weights, such as {missing[0]}: "
+            "its download or conversion is incomplete"
+        )
+    module.eval().requires_grad_(False).to(chosen_device)
+    pack_linears(module)
+    return LoadedModel(
+        name=Path(path).stem if local else path,
+        module=module,
+        tokenizer=tokenizer,
+        end_tokens=_end_tokens(module),
+        context_len=context_length(module.config),
+        vocab_size=module.config.vocab_size,
+    )
+
+
+def _local_folder(path: str, dtype: torch.dtype) -> Path | None:
+    """The transformers folder that `path` means, converted if it is a GGUF file; None: a hub id."""
+    local = Path(path).expanduser()
+    if local.is_file():
+        if local.suffix != ".gguf":
+            raise ModelLoadError(f"{path} is no GGUF file; give a .gguf file or a model folder")
+        return gguf_folder(local, dtype)
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise ModelLoadError(f"the folder {path} holds no config.json, so it is not a model")
+        return local
+    if local.suffix == ".gguf" or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise ModelLoadError(f"there is no file or folder {path!r}")
+    return None
+
+
+def _end_tokens(module: PreTrainedModel) -> frozenset[int]:
+    """Where transformers would stop: the generation config's end tokens, else the config's."""
+    ends = module.generation_config.eos_token_id
+    if ends is None:
+        ends = module.config.eos_token_id
+    if ends is None:
+        return frozenset()
+    return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and reports: what matters here is raised."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line_errors(path: str) -> Iterator[None]:
+    """Turn whatever transformers and safetensors raise about a model's files into one line."""
+    try:
+        yield
+    except RidgelineError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(f"{path} cannot be loaded: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an exception's message, or its name."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

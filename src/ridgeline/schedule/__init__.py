@@ -1,0 +1,1 @@
+"""Who takes part in a step, and how much each may draft."""

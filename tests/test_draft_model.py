@@ -1,0 +1,330 @@
+"""The draft model: every proposal is what the draft model alone would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ridgeline.model.load import LoadedModel
+from tests.engines import random_prompts, tiny_loaded
+from tests.tiny import EOS, tiny_model, tiny_tokenizer
+from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from ridgeline import ConfigError, EngineConfig, ModelLoadError, SamplingParams
+from ridgeline.core.batch import Entry
+from ridgeline.core.sampling import draw_drafts
+from ridgeline.core.sequence import Sequence as TokenSequence
+from ridgeline.core.tree import DraftProposal, graft
+from ridgeline.draft import model as model_module
+from ridgeline.draft.base import DraftContext, DraftRequest, Observation, create_drafter
+from ridgeline.draft.model import ModelDrafter
+from ridgeline.engine import Engine
+
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=0.8, top_k=30, seed=5)
+PENALTIES = replace(SAMPLED, repetition_penalty=1.3, bad_words=((30,), (40, 41)), min_tokens=4)
+
+
+@cache
+def relative(noise: float = 0.15, **overrides: Any) -> LoadedModel:
+    """A draft model for `tiny_loaded()`: its weights with noise, so that it is right at times."""
+    loaded = tiny_loaded(**overrides)
+    module = tiny_model("llama", **overrides)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        spread = noise * parameter.std() if parameter.dim() > 1 else 0.0
+        parameter.add_(spread * torch.randn(parameter.shape, generator=generator))
+    module.set_attn_implementation("ridgeline")
+    return replace(loaded, name="relative", module=module)
+
+
+class CheckedDrafter(ModelDrafter):
+    """Compares each proposal with the draft model run on the whole text, without a cache."""
+
+    def __init__(self, draft: LoadedModel, context: DraftContext) -> None:
+        super().__init__(draft, context)
+        self.alone = tiny_model("llama", **_shape(draft))
+        self.alone.load_state_dict(draft.module.state_dict())
+        self.fed: list[list[int]] = []  # positions fed, by forward pass
+        self.sizes: list[dict[int, int]] = []  # nodes proposed by sequence, by call
+        self.accepted: list[int] = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
+        proposals = super().propose(requests)
+        self.sizes.append(
+            {r.sequence.id: len(p) for r, p in zip(requests, proposals, strict=True)}
+        )
+        for request, proposal in zip(requests, proposals, strict=True):
+            if len(proposal):
+                self._check(request, proposal)
+        return proposals
+
+    def _check(self, request: DraftRequest, proposal: DraftProposal) -> None:
+        sequence = request.sequence
+        chained = proposal.parents == np.arange(-1, len(proposal) - 1)
+        chain = proposal.tokens[: np.flatnonzero(~chained)[0] if not chained.all() else None]
+        room = self._draft.context_len - len(sequence.tokens) + 1
+        wanted = min(request.depth, request.nodes, room)
+        ended = chain[-1] in sequence.end_tokens
+        assert len(chain) == wanted or (ended and len(chain) < wanted)
+        needs_q = not (self._context.coupled or sequence.params.greedy)
+        assert (proposal.q is not None) == needs_q
+        text = torch.tensor([[*sequence.tokens, *chain[:-1].tolist()]])
+        logits = self.alone(input_ids=text).logits[0, -len(chain) :]
+        tree = graft(sequence.tokens[-1:], DraftProposal.chain(chain), int(chain.max()) + 1)
+        rows = [sequence.rows(tree, np.arange(len(chain)))]
+        expected, q = draw_drafts(logits, rows, self._context.target.vocab_size, not needs_q)
+        assert chain.tolist() == expected.tolist(), f"sequence {sequence.id}"
+        if proposal.q is not None and q is not None:
+            torch.testing.assert_close(proposal.q, q, atol=1e-4, rtol=1e-3)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        super().observe(observations)
+        for seen in observations:
+            assert 0 <= seen.sequence.draft_len <= seen.sequence.kv_len
+            if seen.check is not None and seen.tree.drafted:
+                self.accepted.append(seen.check.accepted)
+
+    def _forward(self, entries: Sequence[Entry]) -> torch.Tensor:
+        self.fed.append([e.kv_len + int(d) for e in entries for d in e.tree.depth])
+        return super()._forward(entries)
+
+
+def _shape(loaded: LoadedModel) -> dict[str, int]:
+    config = loaded.module.config
+    return {name: getattr(config, name) for name in ("vocab_size", "max_position_embeddings")}
+
+
+def start(
+    draft: LoadedModel | None = None, target: LoadedModel | None = None, **options: Any
+) -> tuple[Engine, CheckedDrafter]:
+    config = EngineConfig(**{"kv_tokens": 2048, "depth": 4, **options})
+    context = DraftContext(
+        target=target or tiny_loaded(),
+        coupled=config.verify == "match",
+        depth=config.depth,
+        nodes=config.draft_nodes,
+        max_batch_tokens=config.max_batch_tokens,
+        dtype="float32",
+    )
+    drafter = CheckedDrafter(draft or relative(), context)
+    return Engine(context.target, drafter, config), drafter
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+        engine.pool.check(s.table for s in engine.scheduler.running)
+
+
+def run(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[TokenSequence]:
+    sequences = [s for prompt in prompts for s in engine.add(prompt, params)]
+    finish(engine)
+    assert engine.pool.used == 0
+    return sequences
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALTIES], ids=["greedy", "sampled", "pen"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_proposals_are_those_of_the_model_alone(rule: str, params: SamplingParams) -> None:
+    engine, drafter = start(verify=rule, max_batch=3)
+    run(engine, random_prompts(5, seed=1), params)
+    assert {0, 4} < set(drafter.accepted)  # rejected, accepted in part, accepted as a whole
+    assert not drafter._fed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_tokens": 112, "max_batch": 4},  # preempts
+        {"max_batch_tokens": 5, "max_batch": 2},  # prompts in small pieces
+        {"nodes": 9},  # siblings
+        {"nodes": 9, "depth": 2, "kv_tokens": 112},
+        {"nodes": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_whatever_the_engine_does(options: dict[str, int], params: SamplingParams) -> None:
+    engine, drafter = start(**options)
+    prompts = random_prompts(5, seed=2)
+    texts = [s.tokens for s in run(engine, [*prompts, prompts[3]], replace(params, n=2))]
+    assert sum(drafter.accepted) > 10
+    plain = Engine(tiny_loaded(), None, EngineConfig(kv_tokens=2048))
+    assert texts == [s.tokens for s in run(plain, [*prompts, prompts[3]], replace(params, n=2))]
+
+
+@pytest.mark.parametrize("error", [-1, 1])
+def test_a_wrong_length_of_the_drafts_cache_would_be_seen(
+    error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe = ModelDrafter.observe
+
+    def wrong(self: ModelDrafter, observations: Sequence[Observation]) -> None:
+        observe(self, observations)
+        for seen in observations:
+            if seen.check is not None and seen.check.accepted == 4:
+                # 1: counts the chain's last node, which was never fed; -1 is merely slower
+                seen.sequence.draft_len = min(seen.sequence.draft_len + error, seen.sequence.kv_len)
+
+    monkeypatch.setattr(ModelDrafter, "observe", wrong)
+    engine, _ = start()
+    if error > 0:
+        with pytest.raises(AssertionError, match="sequence"):
+            run(engine, random_prompts(5, seed=1), GREEDY)
+    else:
+        run(engine, random_prompts(5, seed=1), GREEDY)
+
+
+def test_a_long_prompt_stalls_nobody() -> None:
+    engine, drafter = start(max_batch_tokens=16, max_batch=2, depth=3)
+    short, long = ([0, *range(20, 20 + n)] for n in (4, 120))
+    [first] = engine.add(short, replace(GREEDY, max_tokens=40))
+    [second] = engine.add(long, GREEDY)
+    finish(engine)
+    assert max(map(len, drafter.fed)) <= 16
+    decoding = [sizes for sizes in drafter.sizes if {first.id, second.id} <= sizes.keys()]
+    waiting = [sizes for sizes in decoding if sizes[second.id] == 0]
+    assert len(waiting) >= 120 // 16
+    assert all(sizes[first.id] > 0 for sizes in decoding)
+    assert decoding[-1][second.id] > 0
+
+
+def test_a_shared_prefix_is_not_computed_again() -> None:
+    engine, drafter = start()
+    prompt = random_prompts(1, seed=4, longest=40)[0] * 3
+    run(engine, [[*prompt, 50]], GREEDY)
+    first = sum(map(len, drafter.fed))
+    drafter.fed.clear()
+    run(engine, [[*prompt, 60]], GREEDY)
+    assert sum(map(len, drafter.fed)) < first - len(prompt) // 16 * 16 + 32
+    assert min(map(min, drafter.fed)) >= len(prompt) // 16 * 16
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_past_the_drafts_context_generation_goes_on(params: SamplingParams) -> None:
+    draft = relative(max_position_embeddings=40)
+    assert draft.context_len == 40
+    engine, drafter = start(draft)
+    prompts = [[0, *range(20, 49)], [0, *range(20, 79)]]
+    long = replace(params, max_tokens=40)
+    texts = [s.tokens for s in run(engine, prompts, long)]
+    assert [len(text) for text in texts] == [70, 100]
+    assert max(map(max, drafter.fed)) == 39 - 1 + 0 or max(map(max, drafter.fed)) == 39
+    assert [s.get(1, 0) for s in drafter.sizes] == [0] * len(drafter.sizes)
+    plain = Engine(tiny_loaded(), None, EngineConfig(kv_tokens=2048))
+    assert texts == [s.tokens for s in run(plain, prompts, long)]
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+@pytest.mark.parametrize(("ours", "theirs"), [(272, 320), (320, 272)])
+def test_vocabularies_may_differ_by_padding(ours: int, theirs: int, rule: str) -> None:
+    engine, drafter = start(
+        relative(vocab_size=theirs), tiny_loaded(vocab_size=ours), verify=rule, nodes=6
+    )
+    prompts = random_prompts(4, seed=6)
+    run(engine, prompts, GREEDY)
+    run(engine, prompts, replace(SAMPLED, top_k=0, temperature=1.5))
+    assert len(drafter.accepted) > 20
+
+
+def test_the_end_of_the_text_ends_the_chain() -> None:
+    params = SamplingParams(max_tokens=24, logit_bias={EOS: 9.0})
+    engine, drafter = start()
+    run(engine, random_prompts(8, seed=7), params)
+    assert min(size for sizes in drafter.sizes for size in sizes.values()) < 4
+
+
+def test_siblings_are_the_likeliest_alternatives() -> None:
+    engine, drafter = start(depth=3, nodes=8)
+    [sequence] = engine.add(random_prompts(1, seed=8)[0], GREEDY)
+    proposals = []
+    propose = drafter.propose
+    drafter.propose = lambda requests: proposals.append(propose(requests)) or proposals[-1]  # type: ignore[method-assign]
+    engine.step()
+    tokens = list(sequence.tokens)
+    engine.step()
+    [[proposal]] = proposals
+    chain = proposal.tokens[:3].tolist()
+    likely, total = [], 0.0
+    for i, token in enumerate(chain):
+        text = torch.tensor([[*tokens, *chain[:i]]])
+        logprobs = drafter.alone(input_ids=text).logits[0, -1].log_softmax(0).tolist()
+        likely += [(total + p, i - 1, t) for t, p in enumerate(logprobs) if t != token]
+        total += logprobs[token]
+    expected = [(parent, token) for _, parent, token in sorted(likely, reverse=True)[:5]]
+    siblings = zip(proposal.parents[3:].tolist(), proposal.tokens[3:].tolist(), strict=True)
+    assert list(siblings) == expected
+
+
+def test_siblings_raise_acceptance_of_sampled_drafts_too() -> None:
+    mean = {}
+    for nodes in (3, 12):
+        engine, drafter = start(depth=3, nodes=nodes)
+        run(engine, random_prompts(6, seed=9), replace(SAMPLED, temperature=1.0, top_k=0))
+        mean[nodes] = np.mean(drafter.accepted)
+    assert mean[12] > mean[3]
+
+
+def test_sampled_drafts_for_another_rule_stay_a_chain() -> None:
+    engine, drafter = start(depth=3, nodes=9, verify="rejection")
+    run(engine, random_prompts(3, seed=1), SAMPLED)
+    assert {size for sizes in drafter.sizes for size in sizes.values()} <= {0, 1, 2, 3}
+
+
+def test_an_aborted_sequence_is_forgotten() -> None:
+    engine, drafter = start()
+    [sequence] = engine.add([0, 20, 21], GREEDY)
+    for _ in range(3):
+        engine.step()
+    engine.abort(sequence)
+    assert not drafter._fed
+    assert not engine.has_work
+
+
+def retokenized(change: str) -> PreTrainedTokenizerFast:
+    tokenizer = tiny_tokenizer()
+    inner = tokenizer.backend_tokenizer
+    if change == "padding":
+        tokenizer.add_tokens([f"[PAD{i}]" for i in range(5)])
+    elif change == "spaces":
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex("."), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    elif change == "order":
+        state = inner.to_str().replace('"th": 260', '"th": 261').replace('"in": 261', '"in": 260')
+        state = state.replace('"th":260', '"th":261').replace('"in":261', '"in":260')
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=type(inner).from_str(state))
+    return tokenizer
+
+
+@pytest.mark.parametrize("change", ["none", "padding", "spaces", "order"])
+def test_another_tokenizer_is_refused(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(relative(), tokenizer=retokenized(change))
+    monkeypatch.setattr(model_module, "load_model", lambda *_: other)
+    context = start()[1]._context
+    if change in ("none", "padding"):
+        assert create_drafter("model:other", context) is not None
+        return
+    reason = {"spaces": "they encode 'Hello", "order": "token 26[01] is '"}[change]
+    with pytest.raises(ConfigError, match="tokenizer than the target tiny-llama: " + reason):
+        create_drafter("model:other", context)
+
+
+def test_a_path_is_needed() -> None:
+    context = start()[1]._context
+    with pytest.raises(ConfigError, match="model:PATH"):
+        create_drafter("model", context)
+    with pytest.raises(ModelLoadError, match="no-such-model"):
+        create_drafter("model:./no-such-model", context)
