@@ -27,6 +27,7 @@ BLOCK_SIZE = 16
 LAYERS = (LayerShape((3, 64), (3, 64), torch.bfloat16),) * 30
 NODES = 32
 PATH = [0, 2, 5, 11, 20]  # the accepted nodes of such a tree
+ROUNDS = 5  # over all lengths, so that a machine that slows down slows all of them
 
 # Mean tokens of prompt and output. Chat is ShareGPT and instructions is Alpaca, as measured for
 # PagedAttention (arXiv 2309.06180, figure 11); documents are long prompts with a short answer.
@@ -49,37 +50,45 @@ def commit_tree(store: KVStore, table: BlockTable, length: int) -> None:
     table.shrink(length + len(PATH))
 
 
-def copy_on_write(store: KVStore, table: BlockTable, length: int) -> None:
-    store.copy_blocks(table.writable(length - 1, length))
-
-
 def time_operations(length: int, pool: BlockPool, store: KVStore, repeats: int) -> dict[str, float]:
     """Median microseconds of each operation on a sequence of `length` tokens."""
-    samples = defaultdict(list)
-
-    def timed(name: str, operation: Callable[..., Any], *args: Any) -> Any:
-        start = time.perf_counter_ns()
-        result = operation(*args)
-        samples[name].append((time.perf_counter_ns() - start) / 1000)
-        return result
-
     table, neighbour = BlockTable(pool), BlockTable(pool)
+    forks: list[BlockTable] = []
     for n in range(0, length + 1, BLOCK_SIZE):  # in turns, so that no two blocks are adjacent
         table.grow(n)
         neighbour.grow(n)
-    for _ in range(repeats):
-        timed("append 16 tokens one by one", append, table, length)
-        timed("roll 16 tokens back", table.shrink, length)
-        table.grow(length + NODES)
-        timed("commit 5 of a tree's 32 nodes", commit_tree, store, table, length)
-        table.shrink(length)
-        timed("indices to gather all tokens", table.slots, 0, length)
-        fork = timed("fork", table.fork)
-        timed("copy on write of one block", copy_on_write, store, fork, length)
-        fork.release()
-    table.release()
-    neighbour.release()
-    return {name: median(times) for name, times in samples.items()}
+
+    def microseconds(operation: Callable[[], Any], prepare: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(repeats):
+            prepare()
+            start = time.perf_counter_ns()
+            operation()
+            times.append(time.perf_counter_ns() - start)
+        return median(times) / 1000
+
+    def release_forks() -> None:
+        while forks:
+            forks.pop().release()
+
+    figures = {
+        "append 16 tokens one by one": microseconds(
+            lambda: append(table, length), lambda: table.shrink(length)
+        ),
+        "roll 16 tokens back": microseconds(
+            lambda: table.shrink(length), lambda: table.grow(length + BLOCK_SIZE)
+        ),
+        "commit 5 of a tree's 32 nodes": microseconds(
+            lambda: commit_tree(store, table, length), lambda: table.grow(length + NODES)
+        ),
+        "indices to gather all tokens": microseconds(
+            lambda: table.slots(0, length), lambda: table.grow(length)
+        ),
+        "fork": microseconds(lambda: forks.append(table.fork()), release_forks),
+    }
+    for each in (*forks, table, neighbour):
+        each.release()
+    return figures
 
 
 def operations(lengths: list[int], repeats: int) -> dict[str, dict[int, float]]:
@@ -87,12 +96,16 @@ def operations(lengths: list[int], repeats: int) -> dict[str, dict[int, float]]:
     num_blocks = 2 * math.ceil(max(lengths) / BLOCK_SIZE) + math.ceil(NODES / BLOCK_SIZE)
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     store = KVStore(LAYERS, num_blocks, BLOCK_SIZE, "cpu")
-    table: dict[str, dict[int, float]] = defaultdict(dict)
-    for length in lengths:
-        for name, microseconds in time_operations(length, pool, store, repeats).items():
-            table[name][length] = microseconds
+    rounds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for _ in range(ROUNDS):
+        for length in lengths:
+            for name, figure in time_operations(length, pool, store, repeats).items():
+                rounds[name][length].append(figure)
     pool.check([])
-    return table
+    return {
+        name: {length: median(figures) for length, figures in row.items()}
+        for name, row in rounds.items()
+    }
 
 
 def memory(kinds: tuple[str, ...], steps: int) -> dict[str, float]:
@@ -155,17 +168,15 @@ def markdown(report: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} | {ratio:.2f} |")
     lines += [
         "",
-        "Indices are a view of the table's own array. A fork counts a reference for every block, so",
-        "it alone grows with the sequence; it happens once for each further sample of a request.",
+        "Indices are a view of the table's own array. A fork counts a reference for each block, so",
+        "it alone grows with the sequence; it happens once for every further sample of a request.",
         "",
         "## Memory",
         "",
-        f"{SEQUENCES} sequences at once, lengths log-normal, average over "
-        f"{report['provenance']['arguments']['steps']} steps. Needed: a row for every cached token "
-        "(within a",
-        f"step also for each of a sequence's {NODES} tree nodes). In use: the blocks held. "
-        f"Reserved: {CONTEXT} tokens",
-        "for each sequence, what a cache without pages would set aside.",
+        f"{SEQUENCES} sequences at once, log-normal lengths, average over "
+        f"{report['provenance']['arguments']['steps']} steps. Needed: a row for every",
+        f"cached token (within a step also for {NODES} tree nodes a sequence). In use: the blocks",
+        f"held. Reserved: {CONTEXT} tokens a sequence, as a cache without pages sets aside.",
         "",
         "| load | needed, MB | in use, MB | needed / in use | within a step | needed / reserved |",
         "|---|---:|---:|---:|---:|---:|",
@@ -185,12 +196,14 @@ def main() -> None:
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[256, 1024, 4096, 16384, 32768], help="in tokens"
     )
-    parser.add_argument("--repeats", type=int, default=300, help="of every operation")
+    parser.add_argument("--repeats", type=int, default=100, help="of every operation in each round")
     parser.add_argument("--steps", type=int, default=3000, help="of every load")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/cache.json")
     args = parser.parse_args()
     if any(length < BLOCK_SIZE or length % BLOCK_SIZE for length in args.lengths):
         parser.error(f"lengths are multiples of {BLOCK_SIZE}")
+    torch.set_num_threads(args.threads)
     report = {
         "provenance": provenance(args),
         "operations": operations(args.lengths, args.repeats),

@@ -27,7 +27,6 @@ def summarise(runs: list[dict], plain: list[dict] | None) -> dict:
         summary[field] = median(per_prompt)
         summary[f"{field}_by_prompt"] = per_prompt
     summary["prompt_tokens"] = [records[0]["prompt_tokens"] for records in by_prompt]
-    summary["token_ids"] = [records[0]["token_ids"] for records in by_prompt]
     if plain:
         expected = [record["token_ids"] for record in plain[0]["records"]]
         summary["same_as_plain"] = [
@@ -86,7 +85,8 @@ def markdown(report: dict) -> str:
             f"{sum(same)} of {len(same)}" if same else "-",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [f"| {name} | did not run: {reason} |" for name, reason in report["failed"].items()]
+    for name, reason in report["failed"].items():
+        lines.append(f"| {name} | did not run: {reason.replace('|', '/')} |")
     kinds = [prompt["kind"] for prompt in prompts]
     lines += [
         "",

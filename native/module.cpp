@@ -58,10 +58,10 @@ void unpack(const Matrix& self, uintptr_t weights, int64_t size) {
   self.unpack(checked_address(weights, self.type()));
 }
 
-void set_threads(int threads, bool share) {
+void set_threads(int threads) {
   if (threads < 1 || threads > kMaxThreads)
     throw std::invalid_argument("the number of threads must be 1 to " + std::to_string(kMaxThreads));
-  ridgeline::Pool::instance().resize(threads, share);
+  ridgeline::Pool::instance().resize(threads);
 }
 
 void choose_kernels(const std::string& name) {
@@ -83,11 +83,8 @@ NB_MODULE(_native, m) {
       .def("multiply", multiply, release(), "y = x @ weights.T + bias; sizes count elements")
       .def("unpack", unpack, release(), "Write the weights back, dense, to an address")
       .def_prop_ro("nbytes", &Matrix::bytes, "Memory that the packed weights take");
-  m.def("set_threads", set_threads, "threads"_a, "share"_a = true, release(),
-        "Use this many threads: torch's if they can be shared, else (or share=False) own ones");
-  m.def("threads", [] { return ridgeline::Pool::instance().threads(); }, "Threads in use");
-  m.def("threads_shared", [] { return ridgeline::Pool::instance().shared(); },
-        "Whether they are those of torch's OpenMP runtime");
+  m.def("set_threads", set_threads, "threads"_a, release(), "Size the pool of threads");
+  m.def("threads", [] { return ridgeline::Pool::instance().threads(); }, "Size of the pool");
   m.def("kernels", [] { return std::string(ridgeline::kernels().name); }, "Kernels in use");
   m.def("choose_kernels", choose_kernels, "name"_a,
         "Use avx512, avx2, neon or portable kernels instead of the fastest");

@@ -1,8 +1,6 @@
 #include "pool.h"
-#include <cstdlib>
 
 #if defined(__unix__) || defined(__APPLE__)
-#include <dlfcn.h>
 #include <pthread.h>
 #endif
 #if defined(RIDGELINE_X86)
@@ -12,10 +10,13 @@
 namespace ridgeline {
 namespace {
 
-// About 50 us, longer than most gaps between the matrix products of one layer.
-constexpr int kSpins = 2000;
+// About 100 us, longer than most gaps between the products of one layer. Yielding now and then
+// leaves the core to another library's thread, torch's say, that is ready to run.
+constexpr int kSpins = 4000;
+constexpr int kSpinsToYield = 64;
 
-inline void relax() {
+void relax(int spins) {
+  if (spins % kSpinsToYield == kSpinsToYield - 1) std::this_thread::yield();
 #if defined(RIDGELINE_X86)
   _mm_pause();
 #elif defined(RIDGELINE_ARM64)
@@ -23,7 +24,7 @@ inline void relax() {
 #endif
 }
 
-inline uint32_t unclaimed(uint64_t ticket) { return uint32_t(ticket); }
+uint32_t unclaimed(uint64_t ticket) { return uint32_t(ticket); }
 
 Pool* pool;
 
@@ -41,14 +42,10 @@ Pool& Pool::instance() {
   return *pool;
 }
 
-void Pool::resize(int threads, bool share) {
+void Pool::resize(int threads) {
   const std::lock_guard<std::mutex> turn(turn_);
+  if (threads == this->threads()) return;
   stop();
-  threads_ = threads;
-#if defined(__unix__) || defined(__APPLE__)
-  if (share) team_ = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-#endif
-  if (team_) return;
   for (int i = 1; i < threads; i++) workers_.emplace_back(&Pool::worker, this);
 }
 
@@ -61,12 +58,11 @@ void Pool::stop() {
   for (std::thread& thread : workers_) thread.join();
   workers_.clear();
   stopping_ = false;
-  team_ = nullptr;
 }
 
 void Pool::run(int units, Call call, const void* task) {
   const std::lock_guard<std::mutex> turn(turn_);
-  if (threads_ == 1 || units < 2) {
+  if (workers_.empty() || units < 2) {
     for (int unit = 0; unit < units; unit++) call(task, unit);
     return;
   }
@@ -76,26 +72,13 @@ void Pool::run(int units, Call call, const void* task) {
   done_.store(0, std::memory_order_relaxed);
   const uint64_t number = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   ticket_ = number << 32 | uint32_t(units);
-  if (team_) {
-    const auto work_all = [](void* self) {
-      while (static_cast<Pool*>(self)->work()) {
-      }
-    };
-    team_(work_all, this, unsigned(threads_), 0);
-    return;
-  }
   if (sleepers_ > 0) {
     { const std::lock_guard<std::mutex> lock(sleep_); }
     wake_.notify_all();
   }
   while (work()) {
   }
-  for (int spins = 0; done_.load(std::memory_order_acquire) != units; spins++) {
-    if (spins < kSpins)
-      relax();
-    else
-      std::this_thread::yield();
-  }
+  for (int spins = 0; done_.load(std::memory_order_acquire) != units; spins++) relax(spins);
 }
 
 // Claims a unit and does it; false if there is none.
@@ -114,7 +97,7 @@ void Pool::worker() {
   while (!stopping_) {
     while (work()) {
     }
-    static int S=getenv("S")?atoi(getenv("S")):2000, Y=getenv("Y")?atoi(getenv("Y")):1<<30; for (int spins = 0; spins < S && !ready(); spins++) if (spins%64>=Y) std::this_thread::yield(); else relax();
+    for (int spins = 0; spins < kSpins && !ready(); spins++) relax(spins);
     if (ready()) continue;
     std::unique_lock<std::mutex> lock(sleep_);
     sleepers_++;

@@ -1,4 +1,4 @@
-// The threads that matrix products run on.
+// A small thread pool: the caller works too, idle workers spin briefly, then sleep.
 #pragma once
 
 #include <atomic>
@@ -10,21 +10,13 @@
 
 namespace ridgeline {
 
-// The caller works too, helped by `threads - 1` others. Whose? Two sets of threads that wait by
-// spinning take the cores from each other (measured: alternating with torch's operations took a
-// quarter to twice longer). So where torch's OpenMP runtime offers GNU's entry point, its threads
-// help, which then never wait in two places; elsewhere workers of our own do, which spin briefly,
-// then sleep.
 class Pool {
  public:
   // The process's pool. A forked child starts with one thread, for threads do not survive a fork.
   static Pool& instance();
 
-  int threads() const { return threads_; }
-  bool shared() const { return team_ != nullptr; }
-
-  // `share` false: workers of our own in any case.
-  void resize(int threads, bool share);
+  int threads() const { return int(workers_.size()) + 1; }
+  void resize(int threads);
 
   // Calls task(unit) once for every unit in [0, units), in any order, and returns when all are done.
   template <class Task>
@@ -34,7 +26,6 @@ class Pool {
 
  private:
   using Call = void (*)(const void*, int);
-  using Team = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
   void run(int units, Call call, const void* task);
   bool work();
@@ -42,8 +33,6 @@ class Pool {
   void stop();
 
   std::mutex turn_;  // one job at a time
-  int threads_ = 1;
-  Team team_ = nullptr;
   std::vector<std::thread> workers_;
 
   // The job. `ticket_` is its number (upper half) and how many units are unclaimed (lower half): who

@@ -6,8 +6,7 @@ code that the engine calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -17,7 +16,6 @@ from scipy import stats
 from torch import Tensor
 
 from ridgeline.core import noise
-from ridgeline.core.groups import gumbel_argmax
 from ridgeline.core.noise import Stream
 from ridgeline.core.sampling import Rows, SamplingParams
 from ridgeline.core.tree import TokenTree
@@ -109,7 +107,9 @@ class Simulation:
         return drafted
 
 
-def assert_distributed(simulation: Simulation, trials: int, length: int, batch: int = 1 << 15) -> None:
+def assert_distributed(
+    simulation: Simulation, trials: int, length: int, batch: int = 1 << 15
+) -> None:
     """Every position and every pair of neighbours of the output is distributed as the target's."""
     output = np.concatenate(
         [

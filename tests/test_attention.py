@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def attend(
 ) -> Tensor:
     dtype = reference.compute_dtype(query)
     biases = [reference.mask_bias(group, window, dtype) for group in batch.groups]
-    return reference.tree_attention(query, store, 0, batch, biases, 0.3, softcap)
+    return reference.tree_attention(query[None], store, 0, batch, biases, 0.3, softcap)[0]
 
 
 def looped(
@@ -187,7 +188,7 @@ class Recorder:
 
     def attend(
         self,
-        module: torch.nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,

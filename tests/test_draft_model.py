@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ridgeline.model.load import LoadedModel
 from tests.engines import random_prompts, tiny_loaded
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tokenizers import Regex, pre_tokenizers
@@ -25,8 +24,9 @@ from ridgeline.draft import model as model_module
 from ridgeline.draft.base import DraftContext, DraftRequest, Observation, create_drafter
 from ridgeline.draft.model import ModelDrafter
 from ridgeline.engine import Engine
+from ridgeline.model.load import LoadedModel
 
-GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=0.8, top_k=30, seed=5)
 PENALTIES = replace(SAMPLED, repetition_penalty=1.3, bad_words=((30,), (40, 41)), min_tokens=4)
 
@@ -44,6 +44,15 @@ def relative(noise: float = 0.15, **overrides: Any) -> LoadedModel:
     return replace(loaded, name="relative", module=module)
 
 
+def padded(loaded: LoadedModel, vocab_size: int) -> LoadedModel:
+    """The same model with further ids, unknown to its tokenizer, that it gives weight to."""
+    module = tiny_model("llama", vocab_size=vocab_size)
+    for ours, theirs in zip(module.parameters(), loaded.module.parameters(), strict=True):
+        ours[: len(theirs)] = theirs
+    module.set_attn_implementation("ridgeline")
+    return replace(loaded, module=module, vocab_size=vocab_size)
+
+
 class CheckedDrafter(ModelDrafter):
     """Compares each proposal with the draft model run on the whole text, without a cache."""
 
@@ -57,9 +66,7 @@ class CheckedDrafter(ModelDrafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         proposals = super().propose(requests)
-        self.sizes.append(
-            {r.sequence.id: len(p) for r, p in zip(requests, proposals, strict=True)}
-        )
+        self.sizes.append({r.sequence.id: len(p) for r, p in zip(requests, proposals, strict=True)})
         for request, proposal in zip(requests, proposals, strict=True):
             if len(proposal):
                 self._check(request, proposal)
@@ -76,6 +83,7 @@ class CheckedDrafter(ModelDrafter):
         needs_q = not (self._context.coupled or sequence.params.greedy)
         assert (proposal.q is not None) == needs_q
         text = torch.tensor([[*sequence.tokens, *chain[:-1].tolist()]])
+        text = text.clamp(max=self._draft.vocab_size - 1)
         logits = self.alone(input_ids=text).logits[0, -len(chain) :]
         tree = graft(sequence.tokens[-1:], DraftProposal.chain(chain), int(chain.max()) + 1)
         rows = [sequence.rows(tree, np.arange(len(chain)))]
@@ -132,8 +140,17 @@ def run(
     return sequences
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALTIES], ids=["greedy", "sampled", "pen"])
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize(
+    ("rule", "params"),
+    [
+        ("match", GREEDY),
+        ("match", PENALTIES),
+        ("rejection", GREEDY),
+        ("rejection", PENALTIES),
+        ("block", SAMPLED),
+    ],
+    ids=["match", "match-sampled", "rejection", "rejection-sampled", "block-sampled"],
+)
 def test_proposals_are_those_of_the_model_alone(rule: str, params: SamplingParams) -> None:
     engine, drafter = start(verify=rule, max_batch=3)
     run(engine, random_prompts(5, seed=1), params)
@@ -142,46 +159,37 @@ def test_proposals_are_those_of_the_model_alone(rule: str, params: SamplingParam
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "params"),
     [
-        {"kv_tokens": 112, "max_batch": 4},  # preempts
-        {"max_batch_tokens": 5, "max_batch": 2},  # prompts in small pieces
-        {"nodes": 9},  # siblings
-        {"nodes": 9, "depth": 2, "kv_tokens": 112},
-        {"nodes": 2},
+        ({"kv_tokens": 112, "max_batch": 4}, GREEDY),  # preempts
+        ({"max_batch_tokens": 5, "max_batch": 2}, SAMPLED),  # prompts in small pieces
+        ({"nodes": 9}, GREEDY),  # siblings
+        ({"nodes": 9, "depth": 2, "kv_tokens": 112}, SAMPLED),
+        ({"nodes": 2}, GREEDY),
     ],
-    ids=str,
+    ids=["preempted", "pieces", "siblings", "all", "short"],
 )
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_whatever_the_engine_does(options: dict[str, int], params: SamplingParams) -> None:
     engine, drafter = start(**options)
-    prompts = random_prompts(5, seed=2)
-    texts = [s.tokens for s in run(engine, [*prompts, prompts[3]], replace(params, n=2))]
+    prompts = random_prompts(3, seed=2)
+    texts = [s.tokens for s in run(engine, [*prompts, prompts[1]], replace(params, n=2))]
     assert sum(drafter.accepted) > 10
     plain = Engine(tiny_loaded(), None, EngineConfig(kv_tokens=2048))
-    assert texts == [s.tokens for s in run(plain, [*prompts, prompts[3]], replace(params, n=2))]
+    assert texts == [s.tokens for s in run(plain, [*prompts, prompts[1]], replace(params, n=2))]
 
 
-@pytest.mark.parametrize("error", [-1, 1])
-def test_a_wrong_length_of_the_drafts_cache_would_be_seen(
-    error: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_length_of_the_drafts_cache_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     observe = ModelDrafter.observe
 
     def wrong(self: ModelDrafter, observations: Sequence[Observation]) -> None:
         observe(self, observations)
-        for seen in observations:
-            if seen.check is not None and seen.check.accepted == 4:
-                # 1: counts the chain's last node, which was never fed; -1 is merely slower
-                seen.sequence.draft_len = min(seen.sequence.draft_len + error, seen.sequence.kv_len)
+        for seen in observations:  # counts the chain's last node, which was never fed
+            seen.sequence.draft_len = seen.sequence.kv_len
 
     monkeypatch.setattr(ModelDrafter, "observe", wrong)
-    engine, _ = start()
-    if error > 0:
-        with pytest.raises(AssertionError, match="sequence"):
-            run(engine, random_prompts(5, seed=1), GREEDY)
-    else:
-        run(engine, random_prompts(5, seed=1), GREEDY)
+    engine, _ = start(verify="rejection")
+    with pytest.raises(AssertionError):
+        run(engine, random_prompts(5, seed=1), SAMPLED)
 
 
 def test_a_long_prompt_stalls_nobody() -> None:
@@ -191,11 +199,9 @@ def test_a_long_prompt_stalls_nobody() -> None:
     [second] = engine.add(long, GREEDY)
     finish(engine)
     assert max(map(len, drafter.fed)) <= 16
-    decoding = [sizes for sizes in drafter.sizes if {first.id, second.id} <= sizes.keys()]
-    waiting = [sizes for sizes in decoding if sizes[second.id] == 0]
-    assert len(waiting) >= 120 // 16
-    assert all(sizes[first.id] > 0 for sizes in decoding)
-    assert decoding[-1][second.id] > 0
+    together = [sizes for sizes in drafter.sizes if {first.id, second.id} <= sizes.keys()]
+    assert together
+    assert all(sizes[first.id] > 0 and sizes[second.id] > 0 for sizes in together)
 
 
 def test_a_shared_prefix_is_not_computed_again() -> None:
@@ -218,22 +224,28 @@ def test_past_the_drafts_context_generation_goes_on(params: SamplingParams) -> N
     long = replace(params, max_tokens=40)
     texts = [s.tokens for s in run(engine, prompts, long)]
     assert [len(text) for text in texts] == [70, 100]
-    assert max(map(max, drafter.fed)) == 39 - 1 + 0 or max(map(max, drafter.fed)) == 39
-    assert [s.get(1, 0) for s in drafter.sizes] == [0] * len(drafter.sizes)
+    assert 38 <= max(map(max, drafter.fed)) < 40
+    assert not any(sizes.get(1) for sizes in drafter.sizes)  # the second is too long from the start
     plain = Engine(tiny_loaded(), None, EngineConfig(kv_tokens=2048))
     assert texts == [s.tokens for s in run(plain, prompts, long)]
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
-@pytest.mark.parametrize(("ours", "theirs"), [(272, 320), (320, 272)])
-def test_vocabularies_may_differ_by_padding(ours: int, theirs: int, rule: str) -> None:
-    engine, drafter = start(
-        relative(vocab_size=theirs), tiny_loaded(vocab_size=ours), verify=rule, nodes=6
-    )
-    prompts = random_prompts(4, seed=6)
+@pytest.mark.parametrize("wider", ["target", "draft"])
+def test_vocabularies_may_differ_by_padding(wider: str, rule: str) -> None:
+    target, draft = tiny_loaded(), relative()
+    if wider == "target":
+        target = padded(target, 320)
+    else:
+        draft = padded(draft, 320)
+    engine, drafter = start(draft, target, verify=rule, nodes=6)
+    prompts = random_prompts(2, seed=6)
     run(engine, prompts, GREEDY)
-    run(engine, prompts, replace(SAMPLED, top_k=0, temperature=1.5))
-    assert len(drafter.accepted) > 20
+    hot = replace(SAMPLED, top_k=0, temperature=1.5)
+    texts = [s.output for s in run(engine, prompts, hot)]
+    assert sum(drafter.accepted) > 10
+    if wider == "target":
+        assert max(map(max, texts)) >= 272  # an id that the draft model does not have was fed
 
 
 def test_the_end_of_the_text_ends_the_chain() -> None:

@@ -34,7 +34,6 @@ LAYERS = (
     LayerShape((1, 5), (1, 0), torch.float32),
     LayerShape((1, 2), (1, 2), torch.bfloat16),
 )
-# Two tokens only, so that sequences often begin alike.
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=2 * BLOCK_SIZE + 1)
 NUMBER = st.integers(0, 1000)
 
@@ -135,17 +134,20 @@ class CacheMachine(RuleBasedStateMachine):
         return False
 
     @precondition(has_room)
-    @rule(tokens=TOKENS)
-    def start(self, tokens):
-        self.begin(tokens)
+    @rule(length=st.integers(1, 4 * BLOCK_SIZE + 1), change=st.integers(0, 4 * BLOCK_SIZE))
+    def start(self, length, change):
+        """Begin a prompt of zeros but for one token, so that many prompts begin alike."""
+        self.begin([int(i == change) for i in range(length)])
 
     @precondition(lambda machine: is_running(machine) and has_room(machine))
-    @rule(number=NUMBER)
-    def fork(self, number):
+    @rule(number=NUMBER, tokens=TOKENS)
+    def fork(self, number, tokens):
+        """Begin a second sequence that goes on from the first one's tokens with others."""
         parent = self.pick(number)
         child = Sequence(parent.table.fork(), list(parent.tokens))
-        child.naive.layers = list(parent.naive.layers)
+        child.naive.layers = parent.naive.layers
         self.running.append(child)
+        self.extend(child, tokens)
 
     @precondition(is_running)
     @rule(number=NUMBER, tokens=TOKENS)
@@ -238,11 +240,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.pool.free == NUM_BLOCKS
 
 
-def explore():
+def explore(examples):
     run_state_machine_as_test(
         CacheMachine,
         settings=settings(
-            max_examples=80,
+            max_examples=examples,
             stateful_step_count=40,
             derandomize=True,
             database=None,
@@ -255,7 +257,7 @@ def explore():
 
 
 def test_the_paged_cache_equals_a_naive_one():
-    explore()
+    explore(80)
 
 
 def move_row_by_row(store, src, dst):
@@ -317,4 +319,4 @@ def test_the_machine_notices(fault, monkeypatch):
     patch, symptom = FAULTS[fault]
     monkeypatch.setattr(*patch)
     with pytest.raises(AssertionError, match=symptom):
-        explore()
+        explore(400)  # far more than it takes

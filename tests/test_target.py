@@ -13,11 +13,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import tiny
 from ridgeline.attention.interface import ATTENTION
 from ridgeline.core.batch import Batch, Entry, pack
 from ridgeline.core.tree import DraftProposal, TokenTree, graft

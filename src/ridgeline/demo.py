@@ -16,6 +16,7 @@ from ridgeline.loading import load_llm
 from ridgeline.output import tokens_per_step
 
 PROMPT = """..."""
+"""A task whose answer repeats much of the question, as code edits and JSON do."""
 DRAFTED = "bold green"
 WARM_UP_TOKENS = 8
 
@@ -36,8 +37,8 @@ def run(console: Console, model: str | None, drafter: str | None, **options: Any
     Args:
         console: where everything appears; without colours where it is no terminal.
         model: as `LLM` takes it; None is the demo model.
-        drafter: its spec; None is the one that needs no weights.
-        options: `max_tokens`, and whatever else `LLM` takes.
+        drafter: its spec; None is one that needs no weights.
+        options: `max_tokens`, `depth`, `nodes`, and whatever else `LLM` takes.
 
     Raises:
         RidgelineError: see `LLM`.
@@ -49,61 +50,68 @@ def run(console: Console, model: str | None, drafter: str | None, **options: Any
     request = plain.request([{"role": "user", "content": PROMPT}], params)
     console.print(Text(PROMPT, style="dim"))
     completions = []
-    for title, llm in (("one token a step", plain), ("with drafts", drafted)):
+    for title, llm in (
+        ("Plain: a token a step", plain),
+        ("With drafts: those accepted are green", drafted),
+    ):
         # The first passes allocate memory and choose kernels; neither run should pay for that.
         llm.generate(replace(request, params=SamplingParams(max_tokens=WARM_UP_TOKENS)))
-        console.rule(title, align="left")
+        console.print(Text(f"\n{title}\n", style="bold"))
         completions.append(_write(console, llm, request))
     before, after = completions
-    console.print(_table(before, after, _difference(plain, request, before, after)))
+    console.print(_table(before, after, difference(plain, request, before, after)))
 
 
 def _write(console: Console, llm: LLM, request: Request) -> Completion:
     """Streams one answer and returns it."""
+    completion = None
     for event in llm.stream(request):
+        text = Text()
         for piece in event.pieces:
-            style = DRAFTED if piece.drafted else ""
-            console.print(Text(piece.text, style=style), end="", soft_wrap=True)
-        if event.completion:
-            console.print("\n")
-            return event.completion
-    raise AssertionError("a stream ends with a completion")
+            text.append(piece.text, DRAFTED if piece.drafted else None)
+        console.print(text, end="", soft_wrap=True)
+        completion = event.completion
+    assert completion is not None, "a sample's last event holds its completion"
+    console.print("\n")
+    return completion
 
 
-def _difference(
+def difference(
     plain: LLM, request: Request, before: Completion, after: Completion
 ) -> Difference | None:
-    """Compares the two token by token; the margin costs a second plain run, so only if needed."""
-    if before.token_ids == after.token_ids:
-        return None
+    """Compares two completions of `request`, `before` being the one of `plain`; None: the same.
+
+    The margin costs another plain run up to the token that differs, so only then.
+    """
     pairs = zip(before.token_ids, after.token_ids, strict=False)
-    token = next(
-        (i for i, (a, b) in enumerate(pairs) if a != b),
-        min(len(before.token_ids), len(after.token_ids)),
-    )
-    again = replace(request.params, max_tokens=token + 1, logprobs=2)
-    (output,) = plain.generate(replace(request, params=again))
+    token = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if token is None:
+        token = min(len(before.token_ids), len(after.token_ids))
+        if len(before.token_ids) == len(after.token_ids):
+            return None
+    params = replace(request.params, max_tokens=token + 1, logprobs=2)
+    (output,) = plain.generate(replace(request, params=params))
     logprobs = output.completions[0].logprobs
-    assert logprobs is not None
-    (_, best), (_, second) = logprobs[token].top
+    assert logprobs
+    (_, best), (_, second) = logprobs[-1].top
     return Difference(token, best - second)  # log-probabilities differ as logits do
 
 
 def _table(before: Completion, after: Completion, difference: Difference | None) -> Table:
     speeds = [completion.tokens_per_s or 0.0 for completion in (before, after)]
+    steps = [tokens_per_step([completion]) or 0.0 for completion in (before, after)]
     speculation = after.speculation
-    table = Table("", "plain", "speculative")
+    share = speculation.accepted / speculation.drafted if speculation.drafted else 0.0
+    if difference is None:
+        verdict = f"identical, {len(after.token_ids)} tokens"
+    else:
+        verdict = f"token {difference.token + 1} differs, logit margin {difference.margin:.2g}"
+    table = Table("", "plain", "with drafts")
     table.add_row("tokens/s", *(f"{speed:.1f}" for speed in speeds))
     table.add_row("speed-up", "", f"{speeds[1] / speeds[0]:.2f}x" if speeds[0] else "")
-    table.add_row("tokens per step", *(f"{tokens_per_step([c]) or 0:.2f}" for c in (before, after)))
-    table.add_row("drafts accepted", "", f"{speculation.accepted} of {speculation.drafted}")
-    if difference is None:
-        table.add_row("text", "", f"identical, all {len(after.token_ids)} tokens")
-    else:
-        table.add_row(
-            "text",
-            "",
-            f"differs from token {difference.token + 1} on, where the plain run's choice "
-            f"leads by a logit margin of {difference.margin:.2g}",
-        )
+    table.add_row("tokens per step", *(f"{count:.2f}" for count in steps))
+    table.add_row(
+        "drafts accepted", "", f"{speculation.accepted} of {speculation.drafted}, {share:.0%}"
+    )
+    table.add_row("text", "", verdict)
     return table

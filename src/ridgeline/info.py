@@ -73,7 +73,7 @@ def processor() -> tuple[str, list[str]]:
         pairs = (line.partition(": ") for line in _output("sysctl", "hw.optional").splitlines())
         flags = {key.lower() for key, _, value in pairs if value == "1"}
     else:
-        fields = {}
+        fields: dict[str, str] = {}
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())

@@ -91,7 +91,7 @@ class LLM:
 
     Args:
         model: Hugging Face id, folder of safetensors, GGUF file, or a model loaded already.
-        drafter: NAME[:ARGUMENT], for example `none`, `ngram`, `model:PATH`.
+        drafter: NAME[:ARGUMENT]; `ridgeline.draft.drafter_names()` lists the names.
         draft_dtype: dtype of the drafter's own weights, as `dtype`.
         dtype: `auto`, `bfloat16`, `float16` or `float32`.
         device: `auto`, `cpu`, `cuda`, ...

@@ -41,7 +41,7 @@ class LayerContext(Protocol):
 
     def attend(
         self,
-        module: torch.nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -69,7 +69,7 @@ class AttentionContext:
 
     def attend(
         self,
-        module: torch.nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -85,9 +85,9 @@ class AttentionContext:
             biases = [mask_bias(group, window, dtype) for group in self.batch.groups]
             self._biases[window] = biases
         if self._latents is not None:
-            return self._attend_latents(module, layer, query[0], biases, scale, softcap)
+            return self._attend_latents(module, layer, query, biases, scale, softcap)
         self.store.write(layer, self.batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return tree_attention(query[0], self.store, layer, self.batch, biases, scale, softcap)[None]
+        return tree_attention(query, self.store, layer, self.batch, biases, scale, softcap)
 
     def update(
         self, latent: Tensor, rotary: Tensor, layer_idx: int, *_: object, **__: object
@@ -101,7 +101,7 @@ class AttentionContext:
 
     def _attend_latents(
         self,
-        module: torch.nn.Module,
+        module: Any,
         layer: int,
         query: Tensor,
         biases: list[Tensor],
@@ -118,21 +118,21 @@ class AttentionContext:
         rank, plain = latent.shape[-1], query.shape[-1] - rotary.shape[-1]
         key = torch.cat((latent, rotary), dim=-1)[0].transpose(0, 1)
         self.store.write(layer, self.batch.slots, key, key[..., :0])
-        up = module.kv_b_proj.weight.view(len(query), -1, rank)  # [H, plain + Dv, R]
-        absorbed = torch.bmm(query[..., :plain], up[:, :plain])
+        up = module.kv_b_proj.weight.view(query.shape[1], -1, rank)  # [H, plain + Dv, R]
+        absorbed = torch.matmul(query[..., :plain], up[:, :plain])
         query = torch.cat((absorbed, query[..., plain:]), dim=-1)
         mixed = tree_attention(query, self.store, layer, self.batch, biases, scale, softcap)
-        mixed = mixed[..., :rank].transpose(0, 1)  # [H,T,R]; the rest is the mean rotated key
-        return torch.bmm(mixed, up[:, plain:].transpose(1, 2)).transpose(0, 1)[None]
+        mixed = mixed[..., :rank].transpose(1, 2)  # [1,H,T,R]; the rest is the mean rotated key
+        return torch.matmul(mixed, up[:, plain:].transpose(1, 2)).transpose(1, 2)
 
 
-def layer_name(module: torch.nn.Module) -> str:
+def layer_name(module: Any) -> str:
     """How errors name an attention layer."""
     return f"layer {module.layer_idx} ({type(module).__name__})"
 
 
 def attention(
-    module: torch.nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,

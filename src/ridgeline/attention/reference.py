@@ -48,21 +48,21 @@ def tree_attention(
     """Attention of every packed query over the keys that its sequence has in the store.
 
     Args:
-        query: [H,T,D]; H is a multiple of the layer's Hkv key heads.
+        query: [1,H,T,D], as models hand it over; H is a multiple of the layer's Hkv key heads.
         store, layer: where the keys and values lie, those of this batch already written. A layer
             without values (dimension 0) attends over its keys as values.
         batch: the T packed rows and their groups.
-        biases: `mask_bias` of each group.
+        biases: `mask_bias` of each group; their dtype is the one computed in.
         scale, softcap: scores are softcap * tanh(scale * q.k / softcap), or scale * q.k.
 
     Returns:
-        [T,H,Dv] in the dtype of the query.
+        [1,T,H,Dv] in the dtype of the query.
     """
     if len(batch.groups) == 1 and len(batch.groups[0].rows) == 1:
         # One sequence: its rows are the packed rows, nothing to reorder.
-        return _attend(query[None], store, layer, batch.groups[0], biases[0], scale, softcap)[0]
-    heads, total, dim = query.shape
-    packed = query.transpose(0, 1)
+        return _attend(query, store, layer, batch.groups[0], biases[0], scale, softcap)
+    _, heads, total, dim = query.shape
+    packed = query[0].transpose(0, 1)
     output = None
     for group, bias in zip(batch.groups, biases, strict=True):
         b, n = group.rows.shape
@@ -73,7 +73,7 @@ def tree_attention(
             output = result.new_empty(total, *result.shape[1:])
         output.index_copy_(0, group.packed, result)
     assert output is not None, "a batch has at least one group"
-    return output
+    return output[None]
 
 
 def _attend(
@@ -87,7 +87,7 @@ def _attend(
 ) -> Tensor:
     """[B,N,H,Dv] for query [B,H,N,D] of one group."""
     b, heads, n, dim = query.shape
-    dtype = compute_dtype(query)
+    dtype = bias.dtype
     key, value = store.gather(layer, group.slots)
     length, kv_heads = key.shape[1:3]
     if value.shape[-1] == 0:
@@ -100,7 +100,7 @@ def _attend(
     if n <= tile:
         result = _tile(rows, key, value, bias, softcap)
     else:
-        tiles = zip(rows.split(tile, dim=2), bias.split(tile, dim=3), strict=True)
+        tiles = zip(torch.split(rows, tile, 2), torch.split(bias, tile, 3), strict=True)
         result = torch.cat([_tile(r, key, value, m, softcap) for r, m in tiles], dim=2)
     return result.view(b, heads, n, -1).transpose(1, 2).to(query.dtype)
 

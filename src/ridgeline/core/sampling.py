@@ -49,8 +49,8 @@ class Rows:
     @property
     def ahead(self) -> NDArray[np.int64]:
         """i64[len]: drafted tokens between the last committed token and the one predicted."""
-        depth = self.tree.depth
-        return depth[self.nodes].astype(np.int64) - int(depth[self.tree.root])
+        # the trunk is a chain, so the root's depth is its index
+        return self.tree.depth[self.nodes].astype(np.int64) - self.tree.root
 
     @property
     def drafted_path(self) -> NDArray[np.bool_]:

@@ -72,25 +72,18 @@ def verify(
     start = np.cumsum([0, *(len(r) for r in rows)])
     choices, scores = _choose(RULES[rule], processed, rows, q, start)
     chosen = choices.tolist()
-    paths = [
-        _walk(r.tree, chosen[lo:hi]) for r, lo, hi in zip(rows, start[:-1], start[1:], strict=True)
-    ]
-    ends = start[:-1] + np.array([path[-1] - path[0] for path in paths], dtype=np.int64)
-    last = [chosen[end] for end in ends.tolist()]
-    undrawn = [i for i, token in enumerate(last) if token == NO_CHILD]
+    spans = zip(rows, start[:-1].tolist(), start[1:].tolist(), strict=True)
+    paths, tokens = zip(*(_walk(r.tree, chosen[lo:hi]) for r, lo, hi in spans), strict=True)
+    undrawn = [i for i, emitted in enumerate(tokens) if emitted[-1] == NO_CHILD]
     if undrawn:
-        at = ends[undrawn]
-        keys = torch.from_numpy(noise_keys(rows, Stream.CORRECT)[at]).to(logits.device)
-        drawn = gumbel_argmax(scores(at), keys)
+        ends = np.array([start[i] + paths[i][-1] - paths[i][0] for i in undrawn])
+        keys = torch.from_numpy(noise_keys(rows, Stream.CORRECT)[ends]).to(logits.device)
+        drawn = gumbel_argmax(scores(ends), keys)
         for i, token in zip(undrawn, drawn.tolist(), strict=True):
-            last[i] = token
-    tokens = [
-        [*r.tree.tokens[path[1:]].tolist(), token]
-        for r, path, token in zip(rows, paths, last, strict=True)
-    ]
+            tokens[i][-1] = token
     logprobs = _logprobs(logits, rows, start, paths, tokens)
     return [
-        Verification(np.array(path), emitted, len(path) - 1, entries)
+        Verification(np.array(path, dtype=np.int64), emitted, len(path) - 1, entries)
         for path, emitted, entries in zip(paths, tokens, logprobs, strict=True)
     ]
 
@@ -174,25 +167,28 @@ def _inner_nodes(
     return nodes, children, nodes - start[tree] + q_start[tree], np.bincount(tree)
 
 
-def _walk(tree: TokenTree, choices: Sequence[int]) -> list[int]:
-    """Nodes from the root down to the first that chooses none of its children's tokens."""
-    path = [tree.root]
+def _walk(tree: TokenTree, choices: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The path from the root to the first node that chooses none of its children's tokens.
+
+    Returns:
+        Its nodes, and what each of them chose.
+    """
+    tokens, root = tree.tokens.tolist(), tree.root
+    path, chosen = [root], [choices[0]]
     while True:
-        node = path[-1]
-        for child in tree.children(node):
-            if tree.tokens[child] == choices[node - tree.root]:
-                path.append(child)
-                break
-        else:
-            return path
+        child = next((c for c in tree.children(path[-1]) if tokens[c] == chosen[-1]), None)
+        if child is None:
+            return path, chosen
+        path.append(child)
+        chosen.append(choices[child - root])
 
 
 def _logprobs(
     logits: Tensor,
     rows: Sequence[Rows],
     start: NDArray[np.int64],
-    paths: list[list[int]],
-    tokens: list[list[int]],
+    paths: Sequence[list[int]],
+    tokens: Sequence[list[int]],
 ) -> list[list[TokenLogprobs] | None]:
     """Log-probabilities of each sequence's emitted tokens, None for those that want none."""
     wanted = [i for i, r in enumerate(rows) if r.params.logprobs is not None]

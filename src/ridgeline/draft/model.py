@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ridgeline.core.batch import Entry, pack
 from ridgeline.core.noise import Stream, gumbel
-from ridgeline.core.sampling import Rows, draw_drafts
+from ridgeline.core.sampling import Rows, draw_drafts, noise_keys
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
@@ -68,7 +70,7 @@ class ModelDrafter:
         return [chain.proposal() for chain in chains]
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Counts what the draft model's layers hold of the accepted path.
+        """Counts what the draft model's layers hold of the accepted path; computes prompts.
 
         The engine has moved that path's rows in every layer. Held are the chain's nodes except its
         last one, which nothing was drafted below.
@@ -80,6 +82,7 @@ class ModelDrafter:
             if observed.check is not None and holds_root:
                 held = int((observed.check.path[1:] < tree.trunk + fed).sum())
                 sequence.draft_len = min(sequence.draft_len + held, sequence.kv_len)
+        self._prefill([o.sequence for o in observations if o.tree.trunk > 1])
 
     def forget(self, sequence_id: int) -> None:
         """Drops what is kept of a step that the sequence did not live to see."""
@@ -91,6 +94,22 @@ class ModelDrafter:
         length = max(0, min(request.depth, request.nodes, room))
         needs_q = not (self._context.coupled or request.sequence.params.greedy)
         return _Chain(request.sequence, length, 0 if needs_q else request.nodes - length, needs_q)
+
+    def _prefill(self, sequences: Sequence[TokenSequence]) -> None:
+        """Computes the chunks that the target has just computed, within the same token budget.
+
+        So the first draft need not wait for a prompt, and both models' blocks can be shared alike.
+        """
+        entries, fed = [], []
+        for sequence in sequences:
+            end = min(sequence.kv_len, self._draft.context_len)
+            if sequence.draft_len < end and sequence.finish_reason is None:
+                entries.append(_trunk(sequence, sequence.draft_len, end, logits=False))
+                fed.append(sequence)
+        if entries:
+            self._forward(entries)
+        for sequence, entry in zip(fed, entries, strict=True):
+            sequence.draft_len = len(entry.slots)
 
     def _catch_up(self, chains: list[_Chain]) -> tuple[list[_Chain], Tensor]:
         """Feeds committed tokens; the chains that may start, and their first logits f32[A,V].
@@ -105,9 +124,8 @@ class ModelDrafter:
                 break
             budget -= count
             start = len(sequence.tokens) - chain.unseen
-            trunk = TokenTree.plain(sequence.tokens[start : start + count])
-            keep = np.arange(count - 1, count) if count == chain.unseen else np.empty(0, np.int64)
-            entries.append(Entry(trunk, start, sequence.table.slots(0, start + count), keep))
+            whole = count == chain.unseen
+            entries.append(_trunk(sequence, start, start + count, logits=whole))
             fed.append(chain)
         if not entries:
             return [], torch.empty(0)
@@ -117,7 +135,10 @@ class ModelDrafter:
         return [chain for chain, entry in zip(fed, entries, strict=True) if len(entry.keep)], logits
 
     def _forward(self, entries: Sequence[Entry]) -> Tensor:
-        return self._model.forward(pack(entries, self._model.store.device)).logits
+        batch = pack(entries, self._model.store.device)
+        # The target may emit an id that only its own padded vocabulary has.
+        known = batch.tokens.clamp(max=self._draft.vocab_size - 1)
+        return self._model.forward(replace(batch, tokens=known)).logits
 
     def _extend(self, chains: list[_Chain], logits: Tensor) -> None:
         """Adds to each chain the node that its row of the logits predicts."""
@@ -135,6 +156,13 @@ class ModelDrafter:
             chain.tokens.append(token)
             if q is not None and chain.needs_q:
                 chain.q.append(q[i])
+
+
+def _trunk(sequence: TokenSequence, start: int, end: int, logits: bool) -> Entry:
+    """Committed tokens start..end-1; logits of the last one if asked for."""
+    tree = TokenTree.plain(sequence.tokens[start:end])
+    keep = np.arange(tree.root, tree.size) if logits else np.empty(0, np.int64)
+    return Entry(tree, start, sequence.table.slots(0, end), keep)
 
 
 class _Chain:
@@ -197,8 +225,8 @@ class _Chain:
 def _candidates(logits: Tensor, rows: Sequence[Rows]) -> tuple[list[list[int]], list[list[float]]]:
     """Ids and scores [A,CANDIDATES] of the likeliest tokens of f32[A,V].
 
-    The scores are log-probabilities; where a request samples, they are those that remain once the
-    noise is known that the target will draw with.
+    The scores are log-probabilities among these candidates; where a request samples, with the noise
+    that the target will draw with.
     """
     top = logits.topk(min(CANDIDATES, logits.shape[1]))
     greedy = [r.params.greedy for r in rows]
@@ -209,45 +237,29 @@ def _candidates(logits: Tensor, rows: Sequence[Rows]) -> tuple[list[list[int]], 
     )
     scores = top.values / temperature[:, None]
     if not all(greedy):
-        keys = torch.from_numpy(np.concatenate([r.keys(Stream.TARGET) for r in rows]))
-        noise = gumbel(keys.to(logits.device)[:, None], top.indices)
+        keys = torch.from_numpy(noise_keys(rows, Stream.TARGET)).to(logits.device)
+        noise = gumbel(keys[:, None], top.indices)
         noise[torch.tensor(greedy, device=logits.device)] = 0.0
         scores += noise
     return top.indices.tolist(), scores.log_softmax(1).tolist()
 
 
-def _check_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
-    """Refuses a draft model whose token ids mean something else than the target's.
+def _difference(ours: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase) -> str | None:
+    """What makes token ids mean different things in two tokenizers; None if nothing does.
 
     Ids that only one of the two knows (padding of the vocabulary) and added tokens, which
     fine-tuning renames, may differ: they cost acceptance at most.
     """
-    ours, theirs = target.tokenizer, draft.tokenizer
-    if ours is None or theirs is None:
-        return
     added = {*ours.added_tokens_decoder, *theirs.added_tokens_decoder}
     known = {index: token for token, index in ours.get_vocab().items() if index not in added}
-    differs = next(
-        (
-            f"token {index} is {known[index]!r} in one and {token!r} in the other"
-            for token, index in theirs.get_vocab().items()
-            if known.get(index, token) != token and index not in added
-        ),
-        None,
-    ) or next(
-        (
-            f"they encode {text!r} differently"
-            for text in SAMPLES
-            if ours.encode(text, add_special_tokens=False)
-            != theirs.encode(text, add_special_tokens=False)
-        ),
-        None,
-    )
-    if differs:
-        raise ConfigError(
-            f"draft model {draft.name} has another tokenizer than the target {target.name}: "
-            f"{differs}; use a draft model of the target's own family"
-        )
+    for token, index in theirs.get_vocab().items():
+        if known.get(index, token) != token:
+            return f"token {index} is {known[index]!r} in one and {token!r} in the other"
+    for text in SAMPLES:
+        plain, drafted = (t.encode(text, add_special_tokens=False) for t in (ours, theirs))
+        if plain != drafted:
+            return f"they encode {text!r} differently"
+    return None
 
 
 @register("model")
@@ -261,5 +273,12 @@ def model_drafter(argument: str, context: DraftContext) -> ModelDrafter:
     if not argument:
         raise ConfigError("drafter 'model' needs a model to draft with: model:PATH")
     draft = load_model(argument, context.dtype, str(context.target.module.device))
-    _check_tokenizer(context.target, draft)
+    target = context.target
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        difference = _difference(target.tokenizer, draft.tokenizer)
+        if difference:
+            raise ConfigError(
+                f"draft model {draft.name} has another tokenizer than the target {target.name}: "
+                f"{difference}; use a draft model of the target's own family"
+            )
     return ModelDrafter(draft, context)

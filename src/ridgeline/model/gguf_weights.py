@@ -2,24 +2,27 @@
 
 Which tensor belongs where, and how an architecture's rows were permuted or its norms shifted when
 the file was written, is transformers' knowledge (`modeling_gguf_pytorch_utils`). The unpacking of
-each quantisation type is the `gguf` package's. Ours is the way between: tensors are unpacked in
-slices by several threads, straight into the mapped file, so that memory stays bounded and no
-weight exists twice.
+each quantisation type is the `gguf` package's. Ours is the way between: several threads unpack
+slices that fit a processor's cache and write them where they belong, so that memory stays bounded.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
+from typing import Self
 
 import numpy as np
 import torch
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_gguf_pytorch_utils import (
@@ -35,8 +38,23 @@ from ridgeline.model.gguf_file import GGUFFile, GGUFTensor
 ROPE_FACTORS = "rope_freqs.weight"
 """A tensor that belongs to the configuration (Llama 3's rotary scaling), not to the weights."""
 
-_SLICE = 1 << 20  # values unpacked at a time: 4 MB, and a few times that in temporaries
+_SLICE = 1 << 18  # values unpacked at a time: 1 MB; measured fastest, with a few MB of temporaries
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+# The tensors whose values or rows a family's processor changes; the rest is stored as it stands.
+# A family with a processor that is not listed has each tensor pass through it.
+_CHANGED = {
+    "llama": r"\.attn_[qk]\.",
+    "gemma2": r"norm\.weight$",
+    "gemma3": r"norm\.weight$",
+    "nemotron": r"norm\.weight$",
+    "qwen2moe": r"$^",
+    "qwen3moe": r"$^",
+    "minimax-m2": r"$^",
+}
+# Experts come as one tensor for each of gate and up, and are kept as one: gate above up.
+_MERGED = re.compile(r"\.ffn_(gate|up)_exps\.weight$")
 
 
 class WeightPlan:
@@ -45,158 +63,175 @@ class WeightPlan:
     def __init__(self, header: GGUFFile, config: PreTrainedConfig, dtype: torch.dtype) -> None:
         """Match the file's tensors with the parameters of `config`'s model.
 
-        Matrices are stored in `dtype`, vectors in fp32 (they are small, and a norm may be rounded
-        only after its offset is taken off).
+        Matrices are stored in `dtype`, vectors in fp32: they are small, and transformers rounds
+        them when it loads them.
 
         Raises:
-            ModelLoadError: a tensor is missing, left over, of another shape, or of a type that the
+            ModelLoadError: a tensor is missing, left over, of another size, or of a type that the
                 `gguf` package cannot unpack.
         """
-        self.header = header
+        self._header = header
+        family = header.architecture
+        self._processor = TENSOR_PROCESSORS.get(family, TensorProcessor)(config=config.to_dict())
+        listed = "$^" if type(self._processor) is TensorProcessor else ""
+        self._changed = re.compile(_CHANGED.get(family, listed))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        self._processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(
-            config=config.to_dict()
-        )
         weights = model.state_dict()
         # Given the model itself it would build its tables anew for every submodule.
         outline = SimpleNamespace(
             config=config, state_dict=lambda: weights, named_children=lambda: ()
         )
-        self._mapping: dict[str, str] = get_gguf_hf_weights_map(outline, self._processor)
-        tied = model.all_tied_weights_keys
-        shapes = {name: weight.shape for name, weight in weights.items() if name not in tied}
-        self.layout = {
-            name: (torch.float32 if len(shape) == 1 else dtype, tuple(shape))
-            for name, shape in shapes.items()
+        self._names: dict[str, str] = get_gguf_hf_weights_map(outline, self._processor)
+        self._layout: _Layout = {
+            name: (torch.float32 if weight.dim() == 1 else dtype, tuple(weight.shape))
+            for name, weight in weights.items()
+            if name not in model.all_tied_weights_keys
         }
         self._check()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights once unpacked."""
-        return sum(prod(shape) * dtype.itemsize for dtype, shape in self.layout.values())
+        return sum(prod(shape) * dtype.itemsize for dtype, shape in self._layout.values())
 
     def write(self, path: Path) -> None:
-        """Unpack every tensor into a new safetensors file of transformers' names."""
-        targets = _create_safetensors(path, self.layout)
-        largest_first = sorted(self._used(), key=lambda tensor: -prod(tensor.shape))
-        jobs = [job for tensor in largest_first for job in self._jobs(tensor, targets)]
-        total = sum(tensor.nbytes for tensor in largest_first)
+        """Unpack every tensor into a new safetensors file under transformers' names."""
+        tensors = sorted(self._tensors(), key=lambda tensor: -prod(tensor.shape))
+        total = sum(tensor.nbytes for tensor in tensors)
         with (
-            byte_progress(f"converting {self.header.path.name} (this once)", total) as progress,
+            byte_progress(f"converting {self._header.path.name} (this once)", total) as progress,
+            _WeightFile(path, self._layout) as file,
             ThreadPoolExecutor(os.cpu_count()) as threads,
         ):
+            jobs = [job for tensor in tensors for job in self._jobs(tensor, file)]
             for nbytes in threads.map(lambda job: job(), jobs):
                 progress.advance(progress.task_ids[0], nbytes)
 
-    def _used(self) -> list[GGUFTensor]:
-        return [t for t in self.header.tensors.values() if t.name != ROPE_FACTORS]
+    def _tensors(self) -> list[GGUFTensor]:
+        return [t for t in self._header.tensors.values() if t.name != ROPE_FACTORS]
 
     def _target(self, tensor: GGUFTensor) -> str | None:
-        """The parameter that the tensor fills, alone or with others."""
-        # Merged experts are mapped without the suffix.
-        name = self._mapping.get(tensor.name) or self._mapping.get(
-            tensor.name.removesuffix(".weight")
-        )
-        return name if name in self.layout else None
+        """The parameter that the tensor fills, alone or with others; None if there is none."""
+        name = self._names.get(tensor.name)
+        if name is None and "_exps" in tensor.name:  # parameters of experts bear no suffix
+            name = self._names.get(tensor.name.removesuffix(".weight"))
+        return name if name in self._layout else None
 
     def _check(self) -> None:
-        path = self.header.path
+        path = self._header.path
+        filled = dict.fromkeys(self._layout, 0)
         kinds = {}
-        received = dict.fromkeys(self.layout, 0)
-        for tensor in self._used():
+        for tensor in self._tensors():
             target = self._target(tensor)
             if target is None:
                 raise ModelLoadError(
                     f"{path} holds a tensor {tensor.name!r} that transformers' "
-                    f"{self.header.architecture} model has no place for"
+                    f"{self._header.architecture} model has no place for"
                 )
-            received[target] += prod(tensor.shape)
+            filled[target] += prod(tensor.shape)
             kinds[tensor.kind] = tensor
-        for name, (_, shape) in self.layout.items():
-            if received[name] != prod(shape):
+        for name, (_, shape) in self._layout.items():
+            if filled[name] != prod(shape):
                 raise ModelLoadError(
-                    f"{path} holds {received[name]} values for {name}, and its metadata calls for "
-                    f"{prod(shape)} of shape {list(shape)}: the file is incomplete or damaged"
+                    f"{path} holds {filled[name]} values for {name} where its metadata calls for "
+                    f"{prod(shape)}, of shape {list(shape)}: it is incomplete or damaged"
                 )
         for kind, tensor in kinds.items():
             try:
-                dequantize(self.header.rows(tensor)[:1], kind)
+                dequantize(self._header.rows(tensor)[:1], kind)
             except NotImplementedError:
                 raise ModelLoadError(
                     f"{path} stores {tensor.name!r} as {kind.name}, which the installed gguf "
                     "package cannot unpack"
                 ) from None
 
-    def _jobs(
-        self, tensor: GGUFTensor, targets: dict[str, Tensor]
-    ) -> list[Callable[[], int]]:
+    def _jobs(self, tensor: GGUFTensor, file: _WeightFile) -> Iterator[Callable[[], int]]:
         """Calls that each unpack a part of the tensor and return how many stored bytes it had."""
         name = self._target(tensor)
         assert name is not None
-        # Embeddings, the largest matrices, are never rearranged (GPT-2's head alone is renamed).
-        plain = type(self._processor) is TensorProcessor or tensor.name == "token_embd.weight"
-        if not plain:
-            return [lambda: self._unpack_whole(tensor, name, targets)]
-        rows = self.header.rows(tensor)
-        target = targets[name].view(len(rows), -1)
-        step = max(1, _SLICE // target.shape[1])
+        if self._changed.search(tensor.name):
+            yield partial(self._write_changed, tensor, name, file)
+            return
+        rows = self._header.rows(tensor)
+        # One block of rows, or one an expert; `stride` rows of the target from each to the next.
+        block = stride = tensor.shape[-2] if tensor.name.count("_exps") else len(rows)
+        offset = 0
+        if merged := _MERGED.search(tensor.name):
+            stride, offset = 2 * block, block * (merged[1] == "up")
+        step = max(1, _SLICE // tensor.shape[-1])
+        for start in range(0, len(rows), block):
+            for first in range(start, start + block, step):
+                part = rows[first : min(first + step, start + block)]
+                row = start // block * stride + offset + first - start
+                yield partial(_write_slice, tensor, part, name, row, file)
 
-        def unpack(first: int) -> int:
-            part = rows[first : first + step]
-            target[first : first + step] = torch.from_numpy(dequantize(part, tensor.kind))
-            return part.nbytes
-
-        return [lambda first=first: unpack(first) for first in range(0, len(rows), step)]
-
-    def _unpack_whole(self, tensor: GGUFTensor, name: str, targets: dict[str, Tensor]) -> int:
-        """Unpack one tensor through the architecture's processor, which may rearrange it."""
-        values = dequantize(self.header.rows(tensor), tensor.kind).reshape(tensor.shape)
-        merged = dict(targets)  # a processor of merged experts writes into, or replaces, an entry
-        result = self._processor.process(
-            weights=values,
-            name=tensor.name,
-            tensor_key_mapping=self._mapping,
-            parsed_parameters={"tensors": merged},
-        )
-        if result.name is not None:
-            targets[name].copy_(torch.from_numpy(np.ascontiguousarray(result.weights)))
-        elif merged[name] is not targets[name]:
-            targets[name].copy_(merged[name])
+    def _write_changed(self, tensor: GGUFTensor, name: str, file: _WeightFile) -> int:
+        """Unpack one tensor whole and pass it through the family's processor."""
+        values = _unpack(self._header.rows(tensor), tensor).reshape(tensor.shape)
+        changed = self._processor.process(weights=values, name=tensor.name).weights
+        file.write(name, 0, torch.from_numpy(np.ascontiguousarray(changed)))
         return tensor.nbytes
 
 
-def _create_safetensors(
-    path: Path, layout: dict[str, tuple[torch.dtype, tuple[int, ...]]]
-) -> dict[str, Tensor]:
-    """Create the file with room for every tensor; the tensors returned are views of it.
+def _write_slice(
+    tensor: GGUFTensor, part: NDArray[np.uint8], name: str, row: int, file: _WeightFile
+) -> int:
+    file.write(name, row, torch.from_numpy(_unpack(part, tensor)))
+    return part.nbytes
+
+
+def _unpack(rows: NDArray[np.uint8], tensor: GGUFTensor) -> NDArray[np.float32]:
+    """Values, flat, of stored rows."""
+    # As a single row: `dequantize` would work through them sixteen at a time, which is slower.
+    values: NDArray[np.float32] = dequantize(rows.reshape(1, -1), tensor.kind)
+    return values.reshape(-1)
+
+
+class _WeightFile:
+    """A new safetensors file that is filled in any order, by any number of threads.
 
     The format: 8 bytes for the length of a JSON header, the header, the data.
     https://github.com/huggingface/safetensors#format
     """
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    # Wider types first: every tensor then starts at a multiple of its element's size.
-    for name, (dtype, shape) in sorted(layout.items(), key=lambda item: -item[1][0].itemsize):
-        start, end = end, end + prod(shape) * dtype.itemsize
-        entries[name] = {
-            "dtype": _DTYPE_NAMES[dtype],
-            "shape": shape,
-            "data_offsets": [start, end],
-        }
-    header = json.dumps(entries).encode()
-    header += b" " * (-(8 + len(header)) % 64)
-    base = 8 + len(header)
-    with path.open("xb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a crash later
-            os.posix_fallocate(file.fileno(), base, end)
-        else:
-            file.truncate(base + end)
-    data = torch.from_file(str(path), shared=True, size=base + end, dtype=torch.uint8)[base:]
-    targets = {}
-    for name, (dtype, shape) in layout.items():
-        start, end = entries[name]["data_offsets"]  # type: ignore[index]
-        targets[name] = data[start:end].view(dtype).view(shape)
-    return targets
+
+    def __init__(self, path: Path, layout: _Layout) -> None:
+        self._layout = layout
+        self._starts: dict[str, int] = {}
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        # Wider types first: each tensor then starts at a multiple of its element's size.
+        for name, (dtype, shape) in sorted(layout.items(), key=lambda item: -item[1][0].itemsize):
+            start, end = end, end + prod(shape) * dtype.itemsize
+            self._starts[name] = start
+            entries[name] = {
+                "dtype": _DTYPE_NAMES[dtype],
+                "shape": shape,
+                "data_offsets": [start, end],
+            }
+        header = json.dumps(entries).encode()
+        header += b" " * (-(8 + len(header)) % 64)
+        self._data = 8 + len(header)
+        self._file = path.open("xb", buffering=0)
+        self._file.write(len(header).to_bytes(8, "little") + header)
+        self._file.truncate(self._data + end)
+
+    def write(self, name: str, row: int, values: Tensor) -> None:
+        """Put values into a tensor from one of its rows (leading dimensions taken as one) on."""
+        dtype, shape = self._layout[name]
+        at = self._data + self._starts[name] + row * shape[-1] * dtype.itemsize
+        view = memoryview(values.to(dtype).contiguous().view(torch.uint8).numpy().reshape(-1))
+        while view:  # a call writes at most 2 GB
+            written = os.pwrite(self._file.fileno(), view, at)
+            view, at = view[written:], at + written
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()

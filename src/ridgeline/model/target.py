@@ -152,7 +152,7 @@ class _ShapeProbe:
 
     def attend(
         self,
-        module: torch.nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -160,7 +160,7 @@ class _ShapeProbe:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        index: int = module.layer_idx
+        index = module.layer_idx
         self._check_window(module, window)
         if self._latent_dim:
             if module.kv_b_proj.bias is not None:
@@ -178,7 +178,7 @@ class _ShapeProbe:
         self._latent_dim = latent.shape[-1] + rotary.shape[-1]
         return latent, rotary
 
-    def _check_window(self, module: torch.nn.Module, window: int | None) -> None:
+    def _check_window(self, module: Any, window: int | None) -> None:
         """Refuse a layer whose attention is told another window than transformers' mask has."""
         kinds = getattr(self._config, "layer_types", None)
         if kinds is not None:

@@ -1,0 +1,95 @@
+"""Where a step's time goes: the models' forward passes, and everything around them.
+
+"Outside" is drafting without the draft model's own passes, packing, verification, commit,
+detokenisation and streaming: whatever is not inside a forward pass of the target or the drafter.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from provenance import provenance
+from ridgeline import LLM, SamplingParams
+from ridgeline.core.batch import Batch
+from ridgeline.model.target import Target, TargetOutput
+
+HERE = Path(__file__).parent
+
+
+def measure(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, Any]:
+    """Decode steps of each prompt alone; the prompt's own pass is left out."""
+    inside: list[float] = []
+    forward = Target.forward
+
+    def timed(target: Target, batch: Batch, features: Sequence[int] = ()) -> TargetOutput:
+        start = time.perf_counter()
+        try:
+            return forward(target, batch, features)
+        finally:
+            inside.append(time.perf_counter() - start)
+
+    steps, shares, tokens = [], [], 0
+    Target.forward = timed  # type: ignore[method-assign]
+    try:
+        for prompt in prompts:
+            request = llm.request([{"role": "user", "content": prompt}], params)
+            before = None
+            for event in llm.stream(request):
+                now = time.perf_counter()
+                if before is not None:
+                    steps.append(now - before)
+                    shares.append(1 - sum(inside) / (now - before))
+                    tokens += len(event.pieces)
+                inside.clear()
+                before = now
+    finally:
+        Target.forward = forward  # type: ignore[method-assign]
+    return {
+        "steps": len(steps),
+        "tokens_per_step": round(tokens / len(steps), 2),
+        "step_ms": round(1000 * median(steps), 2),
+        "outside_ms": round(1000 * median(s * t for s, t in zip(shares, steps, strict=True)), 2),
+        "outside_share": round(median(shares), 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--drafters", nargs="+", default=["none", "ngram"])
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "overhead.json")
+    args = parser.parse_args()
+    lines = (HERE / "prompts.jsonl").read_text().splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]
+    loaded, results = None, []
+    for drafter in args.drafters:
+        llm = LLM(
+            loaded or args.model,
+            drafter=drafter,
+            dtype=args.dtype,
+            draft_dtype=args.dtype,
+            depth=args.depth,
+        )
+        loaded = llm.loaded
+        for temperature in args.temperature:
+            params = SamplingParams(temperature=temperature, seed=0, max_tokens=args.tokens)
+            name = drafter.partition(":")[0]
+            results.append(
+                {"drafter": name, "temperature": temperature} | measure(llm, prompts, params)
+            )
+            print(json.dumps(results[-1]), flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({"provenance": provenance(args), "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

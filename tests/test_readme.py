@@ -1,0 +1,86 @@
+"""Every command and every program of the README works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from ridgeline import cli
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def blocks(language: str) -> list[str]:
+    """The contents of the fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [
+    shlex.split(line) for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_shell_commands(command: list[str]) -> None:
+    program, *arguments = command
+    if program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in arguments if "=" not in word} <= {*targets}
+    else:
+        assert program == "ridgeline"
+        parse(arguments)
+
+
+def parse(arguments: list[str]) -> None:
+    """Parses a command line without running it; raises typer.TyperException if it is wrong."""
+    group = typer.main.get_command(cli.app)
+    name, *options = arguments
+    group.commands[name].make_context(name, options)
+
+
+def test_a_wrong_command_is_seen() -> None:
+    with pytest.raises(typer.TyperException, match="--temprature"):
+        parse(["generate", "--temprature", "1"])
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", README)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    requirements = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["dev"],
+    ]
+    names = {re.match(r"[\w-]+", requirement).group() for requirement in requirements}
+    section = README.partition("## Dependencies")[2].partition("## ")[0]
+    assert {name for name in names if f"`{name}`" not in section} == set()
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize("program", blocks("python"))
+def test_python_programs(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(program, {})
+    assert len(capsys.readouterr().out) > 100
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = path.read_text()
+    assert source.count("\n") <= 40
+    exec(compile(source, str(path), "exec"), {"__name__": "__main__"})
+    shown = capsys.readouterr().out
+    assert len(shown) > 100
+    assert "DIFFERENT" not in shown
