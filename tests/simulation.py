@@ -16,6 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from ridgeline.core import noise
+from ridgeline.core.groups import gumbel_argmax
 from ridgeline.core.noise import Stream
 from ridgeline.core.sampling import Rows, SamplingParams
 from ridgeline.core.tree import TokenTree
@@ -95,15 +96,21 @@ class Simulation:
         drafted = torch.empty(len(last), len(self.parents), dtype=torch.int64)
         for parent in sorted(set(self.parents)):
             children = [i for i, p in enumerate(self.parents) if p == parent]
-            scores = self.draft[last if parent < 0 else drafted[:, parent]].log().double()
-            if not self.argmax_drafts:
-                ahead = 0
-                while parent >= 0:
-                    parent, ahead = self.parents[parent], ahead + 1
-                keys = noise.keys(np.array(seeds, np.uint64), lengths + ahead, self.stream, lengths)
-                ids = torch.arange(scores.shape[1])
-                scores += noise.gumbel(torch.from_numpy(keys)[:, None], ids)
-            drafted[:, children] = scores.topk(len(children)).indices
+            scores = self.draft[last if parent < 0 else drafted[:, parent]].log()
+            if self.argmax_drafts:
+                drafted[:, children] = scores.topk(len(children)).indices
+                continue
+            ahead = 0
+            while parent >= 0:
+                parent, ahead = self.parents[parent], ahead + 1
+            words = noise.keys(np.array(seeds, np.uint64), lengths + ahead, self.stream, lengths)
+            keys = torch.from_numpy(words)
+            if len(children) == 1:
+                drafted[:, children[0]] = gumbel_argmax(scores, keys)
+            else:
+                groups = torch.arange(scores.shape[1] // noise.GROUP + 1)
+                g = noise.gumbel(keys[:, None], groups).flatten(1)[:, : scores.shape[1]]
+                drafted[:, children] = (scores + g).topk(len(children)).indices
         return drafted
 
 

@@ -146,3 +146,15 @@ def test_a_released_table_can_be_used_again():
     assert (table.capacity, pool.free) == (0, 4)
     table.grow(2)
     pool.check([table])
+
+
+def test_the_end_of_a_released_sequence_is_reused_before_its_start():
+    pool = BlockPool(3, 4)
+    table = grown(pool, 12)
+    hashes = block_hashes(range(12), 4)
+    for block, digest in zip(table.blocks, hashes, strict=True):
+        pool.seal(block, digest)
+    blocks = table.blocks.copy()
+    table.release()
+    assert pool.allocate(1) == blocks[2:]
+    assert pool.match(hashes) == blocks[:2], "what is left can still be matched"

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.core import groups
+from ridgeline.core import groups, truncation
 from ridgeline.core.groups import argmax, gumbel_argmax
-from ridgeline.core.noise import Stream, gumbel
+from ridgeline.core.noise import GROUP, Stream, gumbel
 from ridgeline.core.sampling import (
     Rows,
     SamplingParams,
@@ -182,6 +182,7 @@ def test_truncation_equals_sorting(
 ) -> None:
     """Also where the first look is too narrow, and where many logits are equal (rounded ones)."""
     monkeypatch.setattr(groups, "FIRST_LOOK", first_look)
+    monkeypatch.setattr(truncation, "NUCLEUS", first_look)
     params = [
         SamplingParams(temperature=1.0, top_k=k, top_p=p, min_p=m)
         for k in (0, 1, 6, 40)
@@ -237,7 +238,8 @@ def test_gumbel_argmax_equals_brute_force(
     scores = random_logits(400, width, scale=scale)
     scores[::3, : width // 2] = -torch.inf
     keys = torch.arange(400) * 2**55
-    everything = scores + gumbel(keys[:, None], torch.arange(width))
+    noise = gumbel(keys[:, None], torch.arange(width // GROUP + 1)).flatten(1)[:, :width]
+    everything = scores + noise
     assert torch.equal(gumbel_argmax(scores, keys), everything.argmax(1))
 
 

@@ -50,12 +50,22 @@ def test_every_position_of_a_chain(rule: str) -> None:
     assert_distributed(simulation, trials=131_072, length=4)
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    ("size", "scale", "trials", "batch"), [(4096, 0.1, 40_960, 1024), (16, 1.0, 200_000, 1 << 15)]
+    ("rule", "size", "scale", "trials", "batch"),
+    [
+        ("match", 4096, 0.1, 40_960, 256),
+        ("rejection", 4096, 0.1, 40_960, 256),
+        pytest.param("block", 4096, 0.1, 40_960, 256, marks=pytest.mark.slow),
+        ("match", 16, 1.0, 200_000, 1 << 14),
+        ("rejection", 16, 1.0, 200_000, 1 << 14),
+        pytest.param("block", 16, 1.0, 200_000, 1 << 14, marks=pytest.mark.slow),
+    ],
 )
 def test_wide_and_narrow(rule: str, size: int, scale: float, trials: int, batch: int) -> None:
-    """Case 6: a wide, nearly flat vocabulary, and a narrow one with more trials."""
+    """Case 6: a wide, nearly flat vocabulary, and a narrow one with more trials.
+
+    For a single draft `block` does what `rejection` does.
+    """
     logits = random_table(size, 1, scale)[:1].expand(size, -1)
     draft = random_table(size, 2, scale)[:1].softmax(1).expand(size, -1)
     simulation = Simulation(rule, logits, draft, stream=COUPLED[rule])
@@ -64,12 +74,11 @@ def test_wide_and_narrow(rule: str, size: int, scale: float, trials: int, batch:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("parents", [chain(2), SIBLINGS])
-@pytest.mark.parametrize("kind", ["adversarial", "equal", "unlike", "disjoint"])
+@pytest.mark.parametrize("kind", ["adversarial", "unlike", "disjoint"])
 def test_joint_of_two_positions(rule: str, parents: tuple[int, ...], kind: str) -> None:
     """Chains and trees, drafts from distributions that depend on the token before."""
     draft = {
         "adversarial": adversarial(SMALL),
-        "equal": SMALL.softmax(1),
         "unlike": random_table(5, 3, 2.0).softmax(1),
         "disjoint": SMALL.softmax(1),
     }[kind]
@@ -79,7 +88,7 @@ def test_joint_of_two_positions(rule: str, parents: tuple[int, ...], kind: str) 
     if rule == "block" and parents == SIBLINGS:
         pytest.skip("block verifies chains")
     simulation = Simulation(rule, target, draft, parents, stream=COUPLED[rule])
-    assert_distributed(simulation, trials=20_000, length=3)
+    assert_distributed(simulation, trials=8_000, length=3)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -87,10 +96,10 @@ def test_point_masses(rule: str) -> None:
     """Trees of most probable tokens without q, and argmax chains with a one-hot q."""
     draft = random_table(5, 3, 2.0).softmax(1)
     trees = Simulation(rule, SMALL, draft, SIBLINGS, argmax_drafts=True, point_mass=True)
-    assert_distributed(trees, trials=20_000, length=3)
+    assert_distributed(trees, trials=8_000, length=3)
     one_hot = torch.eye(5)[draft.argmax(1)]
     chains = Simulation(rule, SMALL, draft, chain(2), argmax_drafts=True, handed=one_hot)
-    assert_distributed(chains, trials=20_000, length=3)
+    assert_distributed(chains, trials=8_000, length=3)
 
 
 @pytest.mark.parametrize("rule", BY_RATIO)
@@ -107,7 +116,7 @@ def test_low_temperatures_with_large_logits(rule: str, temperature: float) -> No
             output, _ = simulation.run(1000, 3)
             assert not output.any()  # token 0 has the largest logit
         else:
-            assert_distributed(simulation, trials=10_000, length=2)
+            assert_distributed(simulation, trials=4_000, length=2)
 
 
 @pytest.mark.parametrize("rule", BY_RATIO)
@@ -120,8 +129,8 @@ def test_block_accepts_what_its_paper_says() -> None:
     """Sun et al., section 2: 10/9 tokens of two by tokens, 11/9 by blocks."""
     target, draft = table([1 / 3, 2 / 3]).log(), table([2 / 3, 1 / 3])
     for rule, expected in (("rejection", 10 / 9), ("block", 11 / 9)):
-        _, first_step = Simulation(rule, target, draft, chain(2)).run(40_000, 1)
-        assert first_step == pytest.approx(expected + 1, abs=0.015)
+        _, first_step = Simulation(rule, target, draft, chain(2)).run(20_000, 1)
+        assert first_step == pytest.approx(expected + 1, abs=0.02)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -147,22 +156,21 @@ FAULT = Simulation("rejection", SMALL, adversarial(SMALL), chain(2))
 
 def fails(simulation: Simulation) -> None:
     with pytest.raises(AssertionError):
-        assert_distributed(simulation, trials=20_000, length=2)
+        assert_distributed(simulation, trials=8_000, length=2)
 
 
 @pytest.mark.parametrize("rule", BY_RATIO)
 @pytest.mark.parametrize("stream", [Stream.CORRECT, Stream.ACCEPT])
 def test_fault_shared_random_stream(rule: str, stream: Stream) -> None:
-    target, draft = table([0.10, 0.60, 0.30]).log(), table([0.30, 0.30, 0.40])
-    right = Simulation(rule, target, draft, chain(3))
-    assert_distributed(right, trials=20_000, length=2)
+    right = Simulation(rule, random_table(8, 5, 1.0), random_table(8, 6, 1.0).softmax(1), chain(2))
+    assert_distributed(right, trials=8_000, length=2)
     fails(replace(right, stream=stream))
 
 
 @pytest.mark.parametrize("rule", BY_RATIO)
 def test_fault_wrong_residual(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = replace(FAULT, rule=rule)
-    assert_distributed(right, trials=20_000, length=2)
+    assert_distributed(right, trials=8_000, length=2)
     monkeypatch.setattr(rejection, "_excess", lambda p, q: p)
     fails(right)
 
@@ -172,7 +180,7 @@ def test_fault_softmax_for_argmax_drafts(rule: str) -> None:
     """Case 3: an argmax is a point mass, whatever the softmax says."""
     draft = random_table(5, 3, 1.0).softmax(1)
     right = Simulation(rule, SMALL, draft, chain(2), argmax_drafts=True, point_mass=True)
-    assert_distributed(right, trials=20_000, length=2)
+    assert_distributed(right, trials=8_000, length=2)
     fails(replace(right, point_mass=False))
 
 
@@ -182,14 +190,14 @@ def test_fault_raw_logits_for_processed_drafts(rule: str) -> None:
     logits = random_table(5, 3, 1.0)
     drawn_from = logits.masked_fill(logits < logits.topk(3).values[:, 2:], -torch.inf) / 0.8
     right = Simulation(rule, SMALL, drawn_from.softmax(1), chain(2))
-    assert_distributed(right, trials=20_000, length=2)
+    assert_distributed(right, trials=8_000, length=2)
     fails(replace(right, handed=logits.softmax(1)))
 
 
 def test_fault_siblings_drawn_with_replacement_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
     """q must lose a rejected sibling before the next one is tried."""
     right = replace(FAULT, parents=SIBLINGS)
-    assert_distributed(right, trials=20_000, length=2)
+    assert_distributed(right, trials=8_000, length=2)
     reject = rejection._reject
     monkeypatch.setattr(rejection, "_reject", lambda p, q, child: (reject(p, q, child)[0], q))
     fails(right)
@@ -204,7 +212,7 @@ def test_fault_siblings_out_of_draw_order() -> None:
         def _draft(self, *args: object) -> Tensor:
             return super()._draft(*args).sort(1, descending=True).values  # type: ignore[arg-type]
 
-    assert_distributed(right, trials=20_000, length=1)
+    assert_distributed(right, trials=8_000, length=1)
     fails(Reranked("rejection", target, draft, (-1, -1)))
 
 

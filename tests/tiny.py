@@ -85,8 +85,18 @@ _FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+    ),
 }
-FAMILIES = tuple(_FAMILY)
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "deepseek_v3")
+"""Those that every test of whole models runs."""
 
 
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:

@@ -1,20 +1,22 @@
 """vLLM on the CPU: plain, or with a draft model."""
 
 import os
+import sys
+from pathlib import Path
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # each step is timed here, in this process
-os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; one request at a time
-
-import vllm
-from vllm import SamplingParams
-from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.engine.llm_engine import LLMEngine
 from worker import Recorder, serve
 
 
 def load(job: dict):
     cores = sorted(os.sched_getaffinity(0))[: job["threads"]]
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; one request at a time
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are timed here, in this process
+    # Only now, for vLLM reads the environment as it is imported.
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
     speculation = None
     if job["mode"] == "draft":
         speculation = {
@@ -38,7 +40,7 @@ def load(job: dict):
     def generate(prompt: list[int], max_tokens: int, recorder: Recorder) -> None:
         nonlocal served
         served += 1
-        params = SamplingParams(
+        params = vllm.SamplingParams(
             temperature=0.0, max_tokens=max_tokens, stop_token_ids=job["end_tokens"]
         )
         engine.add_request(str(served), {"prompt_token_ids": prompt}, params)
@@ -50,4 +52,8 @@ def load(job: dict):
 
 
 if __name__ == "__main__":
+    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if openmp.is_file() and "LD_PRELOAD" not in os.environ:  # as vLLM recommends on a CPU
+        os.environ["LD_PRELOAD"] = str(openmp)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     serve(load)

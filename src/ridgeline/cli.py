@@ -201,24 +201,28 @@ def generate(
 @app.command()
 def demo(
     model: Model = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
     drafter: Annotated[
         str | None,
         _option("NAME or NAME:ARGUMENT.", _DRAFTS, show_default="one that needs no weights"),
     ] = None,
     depth: Annotated[int, _option("Longest path of drafted tokens.", _DRAFTS)] = 8,
     nodes: Nodes = None,
-    max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = 200,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
+    max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = 300,
+    svg: Annotated[
+        Path | None, typer.Option(help="Also save what was shown, as a picture.")
+    ] = None,
 ) -> None:
-    """Write one answer plainly and once more with drafts, and compare."""
+    """Write one text plainly and once more with drafts, and compare."""
     from rich.console import Console
 
     from ridgeline.demo import run
 
+    console = Console() if svg is None else Console(record=True, force_terminal=True, width=96)
     run(
-        Console(),
+        console,
         model,
         drafter,
         max_tokens=max_tokens,
@@ -228,6 +232,11 @@ def demo(
         depth=depth,
         nodes=nodes,
     )
+    if svg is not None:
+        try:
+            console.save_svg(str(svg), title="ridgeline demo")
+        except OSError as error:
+            raise ConfigError(f"cannot write the picture {svg}: {error.strerror}") from None
 
 
 @app.command()

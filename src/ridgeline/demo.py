@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,8 +16,15 @@ from ridgeline.llm import LLM, Completion, Request
 from ridgeline.loading import load_llm
 from ridgeline.output import tokens_per_step
 
-PROMPT = """..."""
-"""A task whose answer repeats much of the question, as code edits and JSON do."""
+PROMPT = """The twelve months of the year as JSON, an object a line:
+
+```json
+{"id": 1, "name": "January", "kind": "month", "calendar": "Gregorian", "public": true}
+{"id": 2, "name": "February", "kind": "month", "calendar": "Gregorian", "public": true}
+{"id": 3, "name": "March", "kind": "month", "calendar": "Gregorian", "public": true}
+"""
+"""A text that repeats itself, as data and code do: here drafts need no model."""
+STOP = ("```",)
 DRAFTED = "bold green"
 WARM_UP_TOKENS = 8
 
@@ -43,23 +51,26 @@ def run(console: Console, model: str | None, drafter: str | None, **options: Any
     Raises:
         RidgelineError: see `LLM`.
     """
-    params = SamplingParams(max_tokens=options.pop("max_tokens"))
+    params = SamplingParams(max_tokens=options.pop("max_tokens"), stop=STOP)
     drafts = {name: options.pop(name) for name in ("depth", "nodes")}
     plain = load_llm(model, **options)
-    drafted = LLM(plain.loaded, drafter=drafter or WEIGHTLESS, **drafts)
-    request = plain.request([{"role": "user", "content": PROMPT}], params)
-    console.print(Text(PROMPT, style="dim"))
+    spec = drafter or WEIGHTLESS
+    drafted = LLM(plain.loaded, drafter=spec, **drafts)
+    request = plain.request(PROMPT, params)
+    console.print(Text(PROMPT, style="dim"), soft_wrap=True)
     completions = []
     for title, llm in (
-        ("Plain: a token a step", plain),
-        ("With drafts: those accepted are green", drafted),
+        ("Plain: one token a step", plain),
+        ("With drafts: the accepted ones are green", drafted),
     ):
         # The first passes allocate memory and choose kernels; neither run should pay for that.
         llm.generate(replace(request, params=SamplingParams(max_tokens=WARM_UP_TOKENS)))
-        console.print(Text(f"\n{title}\n", style="bold"))
+        console.print(Text(f"{title}\n", style="bold"))
         completions.append(_write(console, llm, request))
     before, after = completions
-    console.print(_table(before, after, difference(plain, request, before, after)))
+    table = _table(before, after, difference(plain, request, before, after))
+    table.caption = f"{_place(plain)}; drafter {spec}, depth {drafted.engine.config.depth}"
+    console.print(table)
 
 
 def _write(console: Console, llm: LLM, request: Request) -> Completion:
@@ -72,7 +83,7 @@ def _write(console: Console, llm: LLM, request: Request) -> Completion:
         console.print(text, end="", soft_wrap=True)
         completion = event.completion
     assert completion is not None, "a sample's last event holds its completion"
-    console.print("\n")
+    console.print()
     return completion
 
 
@@ -115,3 +126,11 @@ def _table(before: Completion, after: Completion, difference: Difference | None)
     )
     table.add_row("text", "", verdict)
     return table
+
+
+def _place(llm: LLM) -> str:
+    """What ran where."""
+    module = llm.loaded.module
+    dtype = str(module.dtype).removeprefix("torch.")
+    threads = f", {torch.get_num_threads()} threads" if module.device.type == "cpu" else ""
+    return f"{llm.loaded.name}, {dtype} on {module.device}{threads}"

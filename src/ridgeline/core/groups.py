@@ -3,7 +3,7 @@
 A row is read once, for the largest logit of each group of 32 consecutive tokens. That is enough to
 tell which groups can hold the argmax, the winner of a Gumbel draw or the k largest logits; only
 those groups are looked into. Every function is exact: where the groups looked into turn out not to
-be enough, more of them are.
+be enough for a row, more of them are, for that row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ridgeline.core.noise import GROUP, gumbel, gumbel_ceiling
 
-FIRST_LOOK = 32
+FIRST_LOOK = 16
 """Groups of each row that are looked into at first."""
 
 
@@ -61,15 +61,32 @@ def gumbel_argmax(scores: Tensor, keys: Tensor) -> Tensor:
         i64[K]
     """
     groups, keys = grouped(scores), keys[:, None]
-    count, look = groups.shape[1], first_look(groups)
-    ids = torch.arange(count, device=scores.device)
+    ids = torch.arange(groups.shape[1], device=scores.device)
     ceilings = groups.amax(2) + gumbel_ceiling(keys, ids)
-    lanes = torch.arange(GROUP, device=scores.device)
-    while True:
-        highest = ceilings.topk(min(look + 1, count))
-        chosen = highest.indices[:, :look]
-        tokens = (chosen[..., None] * GROUP + lanes).flatten(1)
-        best = (look_into(groups, chosen).flatten(1) + gumbel(keys, tokens)).max(1)
-        if look == count or bool((best.values >= highest.values[:, look]).all()):
-            return tokens.gather(1, best.indices[:, None])[:, 0]
-        look = min(8 * look, count)
+    return _highest(groups, keys, ceilings, first_look(groups))
+
+
+def _highest(groups: Tensor, keys: Tensor, ceilings: Tensor, look: int) -> Tensor:
+    """Argmax of score + noise among the `look` groups with the highest ceilings; more if need be.
+
+    Args:
+        groups: f32[K,G,32].
+        keys: i64[K,1].
+        ceilings: f64[K,G], no score + noise of a group is above its ceiling.
+        look: number of groups.
+
+    Returns:
+        i64[K]
+    """
+    count = groups.shape[1]
+    order = ceilings.topk(min(look + 1, count))
+    chosen = order.indices[:, :look]
+    best = (look_into(groups, chosen) + gumbel(keys, chosen)).flatten(1).max(1)
+    member = best.indices
+    tokens = chosen.gather(1, member[:, None] // GROUP)[:, 0] * GROUP + member % GROUP
+    if look < count:
+        open_ = (best.values < order.values[:, look]).nonzero()[:, 0]
+        if len(open_):
+            wider = min(8 * look, count)
+            tokens[open_] = _highest(groups[open_], keys[open_], ceilings[open_], wider)
+    return tokens

@@ -96,28 +96,29 @@ def uniform(keys: Tensor, counters: Tensor) -> Tensor:
     return _unit(_mix(keys + counters * _GOLDEN))
 
 
-def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise of tokens; always finite (within -4 and 41).
+def gumbel(keys: Tensor, groups: Tensor) -> Tensor:
+    """Standard Gumbel noise of the tokens of groups; always finite (within -4 and 41).
 
     In f64, because logarithms differ in the last bit between devices and between the vectorised
     and the scalar loop of one: in f64 that cannot decide a draw between f32 logits in practice.
 
     Args:
-        keys: i64, broadcast against `tokens`.
-        tokens: i64, token ids.
+        keys: i64, broadcast against `groups`.
+        groups: i64, group g holds the tokens g * GROUP .. (g + 1) * GROUP - 1.
 
     Returns:
-        f64, of the broadcast shape.
+        f64, of the broadcast shape and a last dimension of GROUP tokens.
     """
-    bits = _group_bits(keys, tokens.div(GROUP, rounding_mode="floor"))
-    is_first = tokens.remainder(GROUP) == bits.bitwise_and(GROUP - 1)
-    delay = _exponential(uniform(keys, tokens)).masked_fill_(is_first, 0.0)
-    return -torch.log(_exponential(_unit(bits)) / GROUP + delay)
+    lanes = torch.arange(GROUP, device=groups.device)
+    bits = _group_bits(keys, groups)[..., None]
+    delay = _exponential(uniform(keys[..., None], groups[..., None] * GROUP + lanes))
+    delay.masked_fill_(bits & (GROUP - 1) == lanes, 0.0)
+    return -torch.log(_first_arrival(bits) + delay)
 
 
 def gumbel_ceiling(keys: Tensor, groups: Tensor) -> Tensor:
-    """The largest Gumbel noise within each group of `GROUP` tokens: f64, of the broadcast shape."""
-    return -torch.log(_exponential(_unit(_group_bits(keys, groups))) / GROUP)
+    """The largest Gumbel noise within each group: f64, of the broadcast shape."""
+    return -torch.log(_first_arrival(_group_bits(keys, groups)))
 
 
 def _group_bits(keys: Tensor, groups: Tensor) -> Tensor:
@@ -126,6 +127,10 @@ def _group_bits(keys: Tensor, groups: Tensor) -> Tensor:
     Counters of groups are negative, so that they never meet a token id.
     """
     return _mix(keys + groups.bitwise_not() * _GOLDEN)
+
+
+def _first_arrival(bits: Tensor) -> Tensor:
+    return _exponential(_unit(bits)) / GROUP
 
 
 def _exponential(uniforms: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ridgeline.core.groups import first_look, grouped, look_into
 
+NUCLEUS = 48
+"""Tokens of each row among which the limits are sought at first."""
+
 
 def truncate(
     logits: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], min_p: NDArray[np.float64]
@@ -65,7 +68,7 @@ def _truncate_all(
         mass = column(np.ones(len(top_k)))
     groups = grouped(logits)
     rows = _Rows(groups, column(top_k), column(top_p), column(min_p).log().float(), mass)
-    look = first_look(groups, int(top_k.max()))
+    look = first_look(groups, max(int(top_k.max()), NUCLEUS))
     kept = _keep(rows, look, int(top_k.max()), bool((top_p < 1).any()))
     return kept.flatten(1)[:, : logits.shape[1]]
 
@@ -83,7 +86,7 @@ def _keep(rows: _Rows, look: int, largest_k: int, has_top_p: bool) -> Tensor:
     # each chosen group has a member as large as anything outside, so the `look` largest members
     # are the row's largest
     sure = look if look < count else members[0].numel()
-    limit = _limit(rows, members.flatten(1), sure if has_top_p else max(largest_k, 1))
+    limit, lowest = _limit(rows, members.flatten(1), sure if has_top_p else max(largest_k, 1))
     kept = torch.full_like(rows.groups, -torch.inf)
     kept.scatter_(
         1,
@@ -91,37 +94,38 @@ def _keep(rows: _Rows, look: int, largest_k: int, has_top_p: bool) -> Tensor:
         members.masked_fill(members < limit[..., None], -torch.inf),
     )
     if look < count:
-        open_ = (limit <= highest.values[:, look:]).nonzero()[:, 0]
+        open_ = (lowest <= highest.values[:, look:]).nonzero()[:, 0]
         if len(open_):
-            wider = min(8 * look, count)
             few = _Rows(*(column[open_] for column in rows))
-            kept[open_] = _keep(few, wider, largest_k, has_top_p)
+            kept[open_] = _keep(few, min(8 * look, count), largest_k, has_top_p)
     return kept
 
 
-def _limit(rows: _Rows, members: Tensor, sure: int) -> Tensor:
-    """Smallest logit kept, f32[K,1]; -inf where the members do not decide it.
+def _limit(rows: _Rows, members: Tensor, sure: int) -> tuple[Tensor, Tensor]:
+    """The smallest logit kept, -inf where the members do not decide it, and what it rests on.
 
     Args:
         rows: the rows.
         members: f32[K,M], logits of each row, its `sure` largest among them.
-        sure: at least every top_k.
+        sure: at least 1 and every top_k.
+
+    Returns:
+        The limit f32[K,1], and the smallest logit that went into it: the limit holds if every
+        logit of the row down to that one is among the members.
     """
-    largest = (
-        members.topk(sure).values
-        if sure < members.shape[1]
-        else members.sort(descending=True).values
-    )
+    if sure < members.shape[1]:
+        largest = members.topk(sure).values
+    else:
+        largest = members.sort(descending=True).values
     top = largest[:, :1]
-    kth = largest.gather(1, (rows.top_k - 1).clamp_min(0))
-    kth = torch.where(rows.top_k > 0, kth, -torch.inf)
+    kth = largest.gather(1, (rows.top_k - 1).clamp_min(0)).masked_fill(rows.top_k == 0, -torch.inf)
 
     def probabilities(logits: Tensor) -> Tensor:
-        return torch.exp(logits - top).masked_fill_(logits < kth, 0.0).double()
+        return torch.exp(logits - top).masked_fill(logits < kth, 0.0).double()
 
     mass = torch.where(rows.top_k > 0, probabilities(members).sum(1, keepdim=True), rows.mass)
-    reached = probabilities(largest).cumsum(1)
-    last = (reached < rows.top_p * mass).sum(1, keepdim=True)
-    nucleus = torch.cat([largest, torch.full_like(top, -torch.inf)], 1).gather(1, last)
-    nucleus = torch.where(rows.top_p < 1, nucleus, -torch.inf)
-    return (top + rows.log_min_p).maximum(kth).maximum(nucleus)
+    before = (probabilities(largest).cumsum(1) < rows.top_p * mass).sum(1, keepdim=True)
+    nucleus = torch.cat([largest, torch.full_like(top, -torch.inf)], 1).gather(1, before)
+    nucleus = nucleus.masked_fill(rows.top_p == 1, -torch.inf)
+    limit = (top + rows.log_min_p).maximum(kth).maximum(nucleus)
+    return limit, torch.where(rows.top_k > 0, kth, limit)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ridgeline.core.batch import Entry, pack
-from ridgeline.core.noise import Stream, gumbel
+from ridgeline.core.noise import GROUP, Stream, gumbel
 from ridgeline.core.sampling import Rows, draw_drafts, noise_keys
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
@@ -238,7 +238,8 @@ def _candidates(logits: Tensor, rows: Sequence[Rows]) -> tuple[list[list[int]], 
     scores = top.values / temperature[:, None]
     if not all(greedy):
         keys = torch.from_numpy(noise_keys(rows, Stream.TARGET)).to(logits.device)
-        noise = gumbel(keys[:, None], top.indices)
+        groups, lanes = top.indices // GROUP, top.indices % GROUP
+        noise = gumbel(keys[:, None], groups).gather(2, lanes[..., None])[..., 0]
         noise[torch.tensor(greedy, device=logits.device)] = 0.0
         scores += noise
     return top.indices.tolist(), scores.log_softmax(1).tolist()

@@ -25,9 +25,6 @@ from rich.progress import (
 
 from ridgeline.errors import ModelLoadError
 
-READ_SIZE = 1 << 22
-"""Bytes read at a time from a file too large to hold."""
-
 
 def cache_folder() -> Path:
     """`RIDGELINE_CACHE`, else the platform's cache folder (`XDG_CACHE_HOME` honoured)/ridgeline."""
@@ -43,27 +40,28 @@ def cache_folder() -> Path:
 def staging_folder(target: Path, needed: int, what: str) -> Iterator[Path]:
     """A fresh folder beside `target` (on the same disk), removed at the end whatever happens.
 
-    `needed` bytes must be free; `what` names the model in the ModelLoadError when they are not or
-    the folder cannot be written. Publish from it by renaming: readers never see a half-made file.
+    `needed` bytes must be free; `what` says in a ModelLoadError what was going on when they are
+    not, or a file cannot be written. Publish by renaming: no reader ever sees a half-made file.
     """
+    staging: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
         if free < needed:
             raise ModelLoadError(
-                f"{what} needs {needed / 1e9:.1f} GB in {target.parent} and {free / 1e9:.1f} GB "
+                f"{what} takes {needed / 1e9:.1f} GB in {target.parent}, where {free / 1e9:.1f} GB "
                 "are free; make room, or set RIDGELINE_CACHE to a folder on another disk"
             )
         staging = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+        yield staging
     except OSError as error:
         raise ModelLoadError(
-            f"the cache folder {target.parent} cannot be written ({error.strerror}); "
-            "set RIDGELINE_CACHE to a folder that can"
+            f"{what} failed in the cache folder {target.parent} ({error.strerror or error}); "
+            "RIDGELINE_CACHE can name another"
         ) from error
-    try:
-        yield staging
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if staging:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def file_sha256(path: Path) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
@@ -48,6 +50,12 @@ _FURTHER_KEYS = {
 # Names of control tokens that end a turn or a text, beside those that the file names by id.
 _END_MARKS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eom_id|>")
 _CONTROL = 3  # `tokenizer.ggml.token_type` of such tokens
+# Names of pre-tokenizers that split numbers into digits before GPT-2's rule, which transformers'
+# conversion applies alone. https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
+_SINGLE_DIGITS = (
+    *("smollm", "starcoder", "refact", "command-r"),
+    *("codeshell", "exaone", "minerva-7b"),
+)
 
 
 def gguf_folder(path: Path, dtype: torch.dtype) -> Path:
@@ -67,16 +75,14 @@ def gguf_folder(path: Path, dtype: torch.dtype) -> Path:
     config = gguf_config(header)
     check_supported(config)
     plan = WeightPlan(header, config, dtype)
-    with staging_folder(target, plan.nbytes + (64 << 20), f"the unpacked {path.name}") as staging:
+    tokenizer = gguf_tokenizer(header)
+    room = plan.nbytes + (64 << 20)
+    with staging_folder(target, room, f"unpacking {path.name}") as staging:
         folder = staging / name
         folder.mkdir()
-        gguf_tokenizer(header).save_pretrained(folder)
         config.save_pretrained(folder)
-        GenerationConfig(
-            bos_token_id=config.bos_token_id,
-            eos_token_id=_end_tokens(header),
-            pad_token_id=config.pad_token_id,
-        ).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        _generation_config(header).save_pretrained(folder)
         plan.write(folder / "model.safetensors")
         try:
             folder.rename(target)
@@ -95,67 +101,97 @@ def gguf_config(header: GGUFFile) -> PreTrainedConfig:
             "cannot read from GGUF; use the model's safetensors folder"
         )
     known = GGUF_CONFIG_MAPPING[family]
-    names = {key: name for key, name in _FURTHER_KEYS.items() if known.get(key) is None}
-    names |= {key: name for key, name in known.items() if name}
+    names = {key: name for key, name in known.items() if name}
+    names |= {key: name for key, name in _FURTHER_KEYS.items() if key not in names}
     stated = {key: header.metadata.get(f"{header.architecture}.{key}") for key in names}
-    fields = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(family, {}))
+    fields: dict[str, Any] = dict(GGUF_CONFIG_DEFAULTS_MAPPING.get(family, {}))
     fields |= {names[key]: value for key, value in stated.items() if value is not None}
-    for key, name in GGUF_CONFIG_MAPPING["tokenizer"].items():
-        if (value := header.metadata.get(f"tokenizer.{key}")) is not None:
-            fields[name] = value
-    try:
+    fields |= {
+        name: header.metadata[f"tokenizer.{key}"]
+        for key, name in GGUF_CONFIG_MAPPING["tokenizer"].items()
+        if f"tokenizer.{key}" in header.metadata
+    }
+    fields["tie_word_embeddings"] = "output.weight" not in header.tensors
+    with _described_by(header, "model"):
         fields["vocab_size"] = header.tensors["token_embd.weight"].shape[0]
-        # A block is several tensors; a count beyond theirs would only cost time to build.
+        # A layer has several tensors: a count beyond theirs would only take time to build.
         if fields.get("num_hidden_layers", fields.get("n_layer", 0)) > len(header.tensors):
             raise ValueError("block_count exceeds the number of tensors")
-        fields["tie_word_embeddings"] = "output.weight" not in header.tensors
+        if family in ("gemma2", "gemma3"):
+            # Stated nowhere: as llama.cpp does, tell the 27B models by their depth.
+            largest = fields["num_hidden_layers"] in (46, 62)
+            width = fields["hidden_size"] // fields["num_attention_heads"]
+            fields["query_pre_attn_scalar"] = width if largest else fields["head_dim"]
         if scaling := _rope_scaling(header):
             fields["rope_scaling"] = scaling
         config = AutoConfig.for_model(_MODEL_TYPES.get(family, family), **fields)
         if ROPE_FACTORS in header.tensors:
             _check_rope_factors(header, config)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # whatever transformers makes of numbers that do not fit together
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ModelLoadError(
-            f"the metadata of {header.path} does not describe a {header.architecture} model: {reason}"
-        ) from error
     return config
 
 
 def gguf_tokenizer(header: GGUFFile) -> PreTrainedTokenizerFast:
     """The tokenizer that the metadata describes, with its special tokens and chat template."""
-    grouped: dict[str, dict[str, Any]] = {
-        group: {
+    description, options = (
+        {
             name: header.metadata[f"tokenizer.{key}"]
-            for key, name in keys.items()
+            for key, name in GGUF_TOKENIZER_MAPPING[group].items()
             if f"tokenizer.{key}" in header.metadata
         }
-        for group, keys in GGUF_TOKENIZER_MAPPING.items()
-    }
-    description, options = grouped["tokenizer"], grouped["tokenizer_config"]
-    try:
+        for group in ("tokenizer", "tokenizer_config")
+    )
+    with _described_by(header, "tokenizer"):
         if description["tokenizer_type"] == "llama":  # llama.cpp's default for sentencepiece
             options.setdefault("add_bos_token", True)
         for name in ("bos", "eos", "unk", "pad"):
             if (token := description.get(f"{name}_token_id")) is not None:
                 options[f"{name}_token"] = description["tokens"][token]
         backend: Tokenizer = convert_gguf_tokenizer(header.architecture, description)[0]
+        if description.get("pre_tokenizer_type") in _SINGLE_DIGITS:
+            backend.pre_tokenizer = pre_tokenizers.Sequence(
+                [
+                    pre_tokenizers.Digits(individual_digits=True),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False),
+                ]
+            )
         return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
-    except Exception as error:  # see gguf_config
+
+
+@contextmanager
+def _described_by(header: GGUFFile, what: str) -> Iterator[None]:
+    """Metadata is anybody's data: whatever transformers makes of it becomes one line."""
+    try:
+        yield
+    except ModelLoadError:
+        raise
+    except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ModelLoadError(f"{header.path} holds no usable tokenizer: {reason}") from error
+        raise ModelLoadError(
+            f"the metadata of {header.path} describes no usable {what}: {reason}"
+        ) from error
 
 
-def _end_tokens(header: GGUFFile) -> list[int]:
-    """Every token after which a model of this file has finished speaking."""
+def _generation_config(header: GGUFFile) -> GenerationConfig:
+    """The special tokens; every one counts as an end after which such a model has finished."""
     metadata = header.metadata
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ends = [metadata[f"tokenizer.ggml.{k}"] for k in keys if f"tokenizer.ggml.{k}" in metadata]
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type", [])
-    marks = [i for i, kind in enumerate(types) if kind == _CONTROL and tokens[i] in _END_MARKS]
-    return list(dict.fromkeys(ends + marks))
+    with _described_by(header, "tokenizer"):
+        ends = [
+            metadata[f"tokenizer.ggml.{name}_token_id"]
+            for name in ("eos", "eot", "eom")
+            if f"tokenizer.ggml.{name}_token_id" in metadata
+        ]
+        tokens = metadata["tokenizer.ggml.tokens"]
+        types = metadata.get("tokenizer.ggml.token_type", [])
+        ends += [
+            index
+            for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
+            if kind == _CONTROL and token in _END_MARKS
+        ]
+        return GenerationConfig(
+            bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_token_id=list(dict.fromkeys(ends)),
+            pad_token_id=metadata.get("tokenizer.ggml.padding_token_id"),
+        )
 
 
 def _rope_scaling(header: GGUFFile) -> dict[str, Any] | None:

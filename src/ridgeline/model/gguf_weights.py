@@ -49,6 +49,7 @@ _CHANGED = {
     "gemma2": r"norm\.weight$",
     "gemma3": r"norm\.weight$",
     "nemotron": r"norm\.weight$",
+    "gpt2": r"(attn_qkv|ffn_down|ffn_up|attn_output)\.weight$",  # transposed
     "qwen2moe": r"$^",
     "qwen3moe": r"$^",
     "minimax-m2": r"$^",
@@ -220,7 +221,8 @@ class _WeightFile:
         """Put values into a tensor from one of its rows (leading dimensions taken as one) on."""
         dtype, shape = self._layout[name]
         at = self._data + self._starts[name] + row * shape[-1] * dtype.itemsize
-        view = memoryview(values.to(dtype).contiguous().view(torch.uint8).numpy().reshape(-1))
+        stored: NDArray[np.uint8] = values.to(dtype).contiguous().view(torch.uint8).numpy()
+        view = stored.reshape(-1).data
         while view:  # a call writes at most 2 GB
             written = os.pwrite(self._file.fileno(), view, at)
             view, at = view[written:], at + written
