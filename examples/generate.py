@@ -1,8 +1,7 @@
 """Write a few texts at once, with drafts, and show what drafting brought to each."""
 
-from ridgeline.model.fetch import demo_model
-
 from ridgeline import LLM, SamplingParams
+from ridgeline.model.fetch import demo_model
 
 PROMPTS = [
     "The capital of France is Paris. The capital of Italy is",

@@ -1,8 +1,7 @@
 """Compare drafted and undrafted decoding token by token: greedy, and sampled with a seed."""
 
-from ridgeline.model.fetch import demo_model
-
 from ridgeline import LLM, SamplingParams
+from ridgeline.model.fetch import demo_model
 from ridgeline.model.load import load_model
 
 PROMPT = "Recite: the rain in Spain stays mainly in the plain. Again: the rain in"

@@ -1,8 +1,7 @@
 """Draw four samples for one prompt, with log-probabilities; the same seed gives the same four."""
 
-from ridgeline.model.fetch import demo_model
-
 from ridgeline import LLM, SamplingParams
+from ridgeline.model.fetch import demo_model
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """Stream a chat answer; accepted drafts are underlined, the model's own tokens are not."""
 
-from ridgeline.model.fetch import demo_model
-
 from ridgeline import LLM, SamplingParams
+from ridgeline.model.fetch import demo_model
 
 UNDERLINED, PLAIN = "\033[4m", "\033[0m"
 

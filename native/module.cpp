@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "matrix.h"
 #include "pool.h"
+#include "stream.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -64,6 +65,12 @@ void set_threads(int threads) {
   ridgeline::Pool::instance().resize(threads);
 }
 
+double stream_read(int64_t bytes, int repeats) {
+  if (bytes < 1 << 20 || bytes > int64_t(1) << 40 || repeats < 1)
+    throw std::invalid_argument("reading takes 2^20 to 2^40 bytes and at least one pass");
+  return ridgeline::stream_read(size_t(bytes), repeats);
+}
+
 void choose_kernels(const std::string& name) {
   if (!ridgeline::choose_kernels(name.c_str()))
     throw std::invalid_argument("this CPU or build has no kernels named " + name);
@@ -85,6 +92,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("nbytes", &Matrix::bytes, "Memory that the packed weights take");
   m.def("set_threads", set_threads, "threads"_a, release(), "Size the pool of threads");
   m.def("threads", [] { return ridgeline::Pool::instance().threads(); }, "Size of the pool");
+  m.def("stream_read", stream_read, "bytes"_a, "repeats"_a, release(),
+        "Best rate in bytes a second at which the threads read that much memory");
   m.def("kernels", [] { return std::string(ridgeline::kernels().name); }, "Kernels in use");
   m.def("choose_kernels", choose_kernels, "name"_a,
         "Use avx512, avx2, neon or portable kernels instead of the fastest");

@@ -36,7 +36,7 @@ uint16_t float_to_bf16(float value) {
 // W: a weight type, with pair_bytes (two inputs of a tile) and load<0 or 1>(its address) -> V.
 // Adds one input's products, the first or the second of a pair.
 template <class V, class W, int Input, int R, int T>
-inline void step(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes, const float* x,
+void step(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes, const float* x,
                  ptrdiff_t x_stride) {
   V w[T];
   RIDGELINE_UNROLL
@@ -47,6 +47,15 @@ inline void step(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes
     RIDGELINE_UNROLL
     for (int t = 0; t < T; t++) sums[r][t] = V::fma(w[t], xr, sums[r][t]);
   }
+}
+
+template <int Bytes, int T>
+void prefetch(const std::byte* ahead, ptrdiff_t tile_bytes) {
+  RIDGELINE_UNROLL
+  for (int t = 0; t < T; t++)
+    RIDGELINE_UNROLL
+    for (int line = 0; line < Bytes; line += 64)
+      __builtin_prefetch(ahead + t * tile_bytes + line);
 }
 
 template <class V, class W, int R, int T>
@@ -61,11 +70,8 @@ void block(const Block& b) {
     RIDGELINE_UNROLL
     for (int t = 0; t < T; t++) sums[r][t] = V::load(b.sums + (r * T + t) * kTile);
   for (int k = 0; k < b.inputs; k += 2) {
-    RIDGELINE_UNROLL
-    for (int t = 0; t < T; t++)
-      RIDGELINE_UNROLL
-      for (int line = 0; line < W::pair_bytes; line += 64)
-        __builtin_prefetch(ahead + t * b.tile_bytes + line);
+    if constexpr (R > 1)  // for one row the processor's own prefetcher is faster alone
+      prefetch<W::pair_bytes, T>(ahead, b.tile_bytes);
     step<V, W, 0>(sums, weights, b.tile_bytes, x, stride);
     step<V, W, 1>(sums, weights, b.tile_bytes, x + 1, stride);
     weights += W::pair_bytes;

@@ -8,8 +8,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from ridgeline.model.load import LoadedModel
-from tests.tiny import BOS, EOS, tiny_model, tiny_tokenizer
 
 from ridgeline import LLM
 from ridgeline.core.tree import DraftProposal
@@ -21,6 +19,8 @@ from ridgeline.draft.base import (
     register,
 )
 from ridgeline.kv.store import KVStore
+from ridgeline.model.load import LoadedModel
+from tests.tiny import BOS, EOS, tiny_model, tiny_tokenizer
 
 TRUTH: dict[tuple[int, ...], list[int]] = {}
 """For the oracle drafter: whole texts (prompt and output) by their first tokens."""

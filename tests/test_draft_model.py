@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.engines import random_prompts, tiny_loaded
-from tests.tiny import EOS, tiny_model, tiny_tokenizer
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -25,6 +23,8 @@ from ridgeline.draft.base import DraftContext, DraftRequest, Observation, create
 from ridgeline.draft.model import ModelDrafter
 from ridgeline.engine import Engine
 from ridgeline.model.load import LoadedModel
+from tests.engines import random_prompts, tiny_loaded
+from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=0.8, top_k=30, seed=5)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines import tiny_llm, tiny_loaded
 
 from ridgeline import ConfigError, SamplingParams
 from ridgeline.core.tree import DraftProposal, graft
 from ridgeline.draft.base import DraftContext, DraftRequest, create_drafter
 from ridgeline.draft.ngram import OCCURRENCES, NGramDrafter
+from tests.engines import tiny_llm, tiny_loaded
 
 
 def propose(

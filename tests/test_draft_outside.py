@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.engines import tiny_loaded
-from tests.tiny import save_tiny
 
 from ridgeline import LLM, ConfigError, SamplingParams
 from ridgeline.draft import base, drafter_names
+from tests.engines import tiny_loaded
+from tests.tiny import save_tiny
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "add_a_drafter.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)

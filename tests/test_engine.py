@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tests.engines import TRUTH, random_prompts, tiny_llm, tiny_loaded
-from tests.tiny import EOS
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.batch import Batch
@@ -18,6 +16,8 @@ from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation,
 from ridgeline.errors import ConfigError, DraftError, RequestError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.target import Target, TargetOutput
+from tests.engines import TRUTH, random_prompts, tiny_llm, tiny_loaded
+from tests.tiny import EOS
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 

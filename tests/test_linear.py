@@ -192,7 +192,7 @@ def test_skip_and_the_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
     assert pack_linears(net, skip={"up", "lm_head"}) == 1
     assert type(net.lm_head) is nn.Linear
-    assert matrix_path().startswith(f"native, {KERNELS[0]} kernels on ")
+    assert matrix_path().startswith(f"native, {KERNELS[0]} kernels")
     monkeypatch.setattr(linear_module, "_native", None)
     monkeypatch.setattr(linear_module, "_missing", "no such module", raising=False)
     assert pack_linears(Net()) == 0

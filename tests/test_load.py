@@ -16,8 +16,6 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import _type_traits, dequantize
 from huggingface_hub import constants
-from tests.tiny import BOS, END_OF_TURN, EOS, FAMILIES, VOCAB_SIZE, save_tiny, tiny_model
-from tests.tiny_gguf import write_gguf
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -31,6 +29,8 @@ from ridgeline.model.fetch import demo_model
 from ridgeline.model.gguf_file import read_gguf
 from ridgeline.model.load import LoadedModel, load_model
 from ridgeline.model.target import Target, layer_shapes
+from tests.tiny import BOS, END_OF_TURN, EOS, FAMILIES, VOCAB_SIZE, save_tiny, tiny_model
+from tests.tiny_gguf import write_gguf
 
 CONTEXT = 256
 PROMPT = torch.from_numpy(np.random.default_rng(1).integers(4, VOCAB_SIZE, 24))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.engines import TRUTH, random_prompts, tiny_llm, tiny_loaded
-from tests.tiny import FAMILIES, save_tiny
 
 from ridgeline import LLM, SamplingParams
+from tests.engines import TRUTH, random_prompts, tiny_llm, tiny_loaded
+from tests.tiny import FAMILIES, save_tiny
 
 TOKENS = 24
 PARAMS = {

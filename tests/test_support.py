@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.tiny import FAMILIES, tiny_model
 from transformers import AutoConfig, PreTrainedConfig
 
 from ridgeline.errors import UnsupportedModelError
 from ridgeline.model.support import check_supported, context_length
+from tests.tiny import FAMILIES, tiny_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,

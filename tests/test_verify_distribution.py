@@ -16,7 +16,7 @@ from ridgeline.core import rejection
 from ridgeline.core.noise import Stream
 from ridgeline.core.sampling import SamplingParams
 from ridgeline.core.theory import expected_tokens
-from simulation import Simulation, assert_counts, assert_distributed, chain
+from tests.simulation import Simulation, assert_counts, assert_distributed, chain
 
 RULES = ("match", "rejection", "block")
 BY_RATIO = ("rejection", "block")
@@ -162,7 +162,8 @@ def fails(simulation: Simulation) -> None:
 @pytest.mark.parametrize("rule", BY_RATIO)
 @pytest.mark.parametrize("stream", [Stream.CORRECT, Stream.ACCEPT])
 def test_fault_shared_random_stream(rule: str, stream: Stream) -> None:
-    right = Simulation(rule, random_table(8, 5, 1.0), random_table(8, 6, 1.0).softmax(1), chain(2))
+    target, draft = table([0.02, 0.58, 0.40]).log(), table([0.50, 0.48, 0.02])
+    right = Simulation(rule, target, draft, chain(2))
     assert_distributed(right, trials=8_000, length=2)
     fails(replace(right, stream=stream))
 

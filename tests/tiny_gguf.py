@@ -10,9 +10,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from numpy.typing import NDArray
-from tests.tiny import BOS, CHAT_TEMPLATE, END_OF_TURN, EOS, MERGES, PAD, SPECIAL, tiny_tokenizer
 from transformers import PreTrainedModel
 from transformers.integrations import GGUF_CONFIG_MAPPING
+
+from tests.tiny import BOS, CHAT_TEMPLATE, END_OF_TURN, EOS, MERGES, PAD, SPECIAL, tiny_tokenizer
 
 ARCHITECTURES = {
     "llama": "llama",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -151,9 +151,9 @@ class LLM:
         if isinstance(prompt, str):
             tokens = self.loaded.encode_prompt(prompt) if prompt else []
         elif prompt and isinstance(prompt[0], Mapping):
-            tokens = self.loaded.encode_chat(prompt)
+            tokens = self.loaded.encode_chat(cast(Sequence[Mapping[str, str]], prompt))
         else:
-            tokens = list(prompt)
+            tokens = list(cast(Sequence[int], prompt))
         self.engine.check_request(tokens, params)
         return Request(tokens, params)
 
@@ -233,7 +233,7 @@ class LLM:
         single = isinstance(prompts, str | Request) or (
             bool(prompts) and isinstance(prompts[0], int | Mapping)
         )
-        many: Sequence[Any] = [prompts] if single else prompts  # type: ignore[list-item,assignment]
+        many: Sequence[Any] = [prompts] if single else prompts  # type: ignore[assignment]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(many)
         if len(params) != len(many):

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
-from tests.tiny import save_tiny
 
 from ridgeline import cli
+from tests.tiny import save_tiny
 
 
 class Result(NamedTuple):

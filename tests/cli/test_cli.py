@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run
-from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 from ridgeline import LLM, EngineConfig, SamplingParams, cli
 from ridgeline.engine import Engine, Progress
 from ridgeline.output import InOrder
+from tests.cli.conftest import Run
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 KEYS = {
     "text",

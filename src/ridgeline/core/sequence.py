@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
@@ -44,6 +45,9 @@ class Table(Protocol):
     def slots(self, lo: int, hi: int) -> NDArray[np.int64]: ...  # noqa: D102
     def grow(self, n: int) -> None: ...  # noqa: D102
     def shrink(self, n: int) -> None: ...  # noqa: D102
+    def fork(self) -> Table: ...  # noqa: D102
+    def adopt(self, blocks: Seq[int]) -> None: ...  # noqa: D102
+    def writable(self, lo: int, hi: int) -> list[tuple[int, int]]: ...  # noqa: D102
     def release(self) -> None: ...  # noqa: D102
 
 
