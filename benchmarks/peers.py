@@ -106,10 +106,11 @@ def run_worker(python: Path, script: str, job: dict, work: Path, name: str, args
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # with what the worker started
                 process.wait()
-    if code or not result.is_file():
+    if code:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
         last = next((line for line in reversed(lines) if line), "no output")
-        raise WorkerError(f"exit code {code}: {last[:300]} (see {log.name})")
+        ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}: {last[:300]}"
+        raise WorkerError(f"{ended} (see {log.name})")
     return json.loads(result.read_text())
 
 
@@ -179,9 +180,17 @@ def main() -> None:
         "texts": [prompt["prompt"] for prompt in prompts],
     }
     weights = str((args.weights or args.work / "weights").resolve())
-    dense = run_worker(
-        Path(sys.executable), "prepare.py", job | {"weights": weights}, args.work, "prepare", args
-    )
+    try:
+        dense = run_worker(
+            Path(sys.executable),
+            "prepare.py",
+            job | {"weights": weights},
+            args.work,
+            "prepare",
+            args,
+        )
+    except WorkerError as error:
+        sys.exit(f"peers: the dense weights could not be made: {error}")
     runs: dict[str, list[dict]] = {name: [] for name in args.engines}
     failed: dict[str, str] = {}
     for number in range(args.repeat):

@@ -16,14 +16,14 @@ constexpr int kTile = 16;
 
 // One call of a block routine: `rows` rows times `tiles` neighbouring tiles over `inputs` inputs.
 struct Block {
-  const float* x;             // [rows, inputs], a row every `x_stride` floats
+  const float* x;  // [rows, inputs], a row every `x_stride` floats
   ptrdiff_t x_stride;
-  const std::byte* weights;   // a tile every `tile_bytes`
+  const std::byte* weights;  // a tile every `tile_bytes`
   ptrdiff_t tile_bytes;
-  int inputs;                 // even
-  float* sums;                // [rows, tiles * kTile]: added to, so a long sum can be cut up
-  const std::byte* ahead;     // where to start prefetching, per tile every `tile_bytes`
-  ptrdiff_t ahead_step;       // bytes to move on with every pair of inputs; may be below a line
+  int inputs;              // even
+  float* sums;             // [rows, tiles * kTile]: added to, so a long sum can be cut up
+  const std::byte* ahead;  // where prefetching starts; for every tile, as with `weights`
+  ptrdiff_t ahead_step;    // bytes that it moves on with a pair of inputs; may be below a line
 };
 
 using BlockFn = void (*)(const Block&);
@@ -32,7 +32,7 @@ constexpr int kWidths = 2;  // one tile or two at once
 
 struct Kernels {
   const char* name;
-  int max_rows;                              // of a block
+  int max_rows;  // of a block
   BlockFn block[kTypes][kMaxRows][kWidths];  // [weights' type][rows - 1][tiles - 1]; null: no room
   // n numbers of a type to fp32, and fp32 sums plus bias to a type (round to nearest even).
   void (*widen)(Type type, const void* from, float* to, size_t n);

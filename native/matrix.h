@@ -14,7 +14,8 @@ namespace ridgeline {
 // zeros to whole tiles, inputs to pairs.
 class Matrix {
  public:
-  // weights [outputs, inputs], a row every `stride` elements; bias [outputs] of the same type or null.
+  // weights [outputs, inputs], a row every `stride` elements; bias [outputs] of the same type, or
+  // null. Both are copied. Throws std::bad_alloc.
   Matrix(Type type, const void* weights, size_t stride, const void* bias, int outputs, int inputs);
 
   Type type() const { return type_; }

@@ -32,8 +32,8 @@ void* checked_address(uintptr_t address, Type type) {
   return reinterpret_cast<void*>(address);
 }
 
-void pack(Matrix* self, int type, uintptr_t weights, int64_t stride, uintptr_t bias, int64_t outputs,
-          int64_t inputs) {
+void pack(Matrix* self, int type, uintptr_t weights, int64_t stride, uintptr_t bias,
+          int64_t outputs, int64_t inputs) {
   const Type t = checked_type(type);
   if (outputs < 1 || inputs < 1 || outputs > kMaxSide || inputs > kMaxSide || stride < inputs)
     throw std::invalid_argument("a matrix needs 1 to 2^30 outputs and inputs, and a row stride of "
@@ -61,7 +61,8 @@ void unpack(const Matrix& self, uintptr_t weights, int64_t size) {
 
 void set_threads(int threads) {
   if (threads < 1 || threads > kMaxThreads)
-    throw std::invalid_argument("the number of threads must be 1 to " + std::to_string(kMaxThreads));
+    throw std::invalid_argument("the number of threads must be 1 to " +
+                                std::to_string(kMaxThreads));
   ridgeline::Pool::instance().resize(threads);
 }
 

@@ -18,7 +18,7 @@ class Pool {
   int threads() const { return int(workers_.size()) + 1; }
   void resize(int threads);
 
-  // Calls task(unit) once for every unit in [0, units), in any order, and returns when all are done.
+  // Calls task(unit) once for every unit in [0, units), in any order; returns when all are done.
   template <class Task>
   void run(int units, const Task& task) {
     run(units, [](const void* t, int unit) { (*static_cast<const Task*>(t))(unit); }, &task);
@@ -35,9 +35,9 @@ class Pool {
   std::mutex turn_;  // one job at a time
   std::vector<std::thread> workers_;
 
-  // The job. `ticket_` is its number (upper half) and how many units are unclaimed (lower half): who
-  // lowers it owns a unit, and until that unit is counted in `done_` the job cannot end. So a worker
-  // that comes late finds nothing to claim and touches nothing, and nobody has to wait for it.
+  // The job. `ticket_` is its number (upper half) and how many units are unclaimed (lower half):
+  // who lowers it owns a unit, and until that unit is counted in `done_` the job cannot end. So a
+  // worker that comes late finds nothing to claim and touches nothing; nobody waits for it.
   Call call_ = nullptr;
   const void* task_ = nullptr;
   int units_ = 0;

@@ -1,8 +1,11 @@
-// The inner loop, written once over a vector type. Each file that includes this is compiled for one
-// instruction set, so everything here has internal linkage: the linker must never share it.
+// The inner loop, written once over two types that each instruction set defines:
+//   V, a vector of kTile floats: load, store, broadcast, fma (weight * x + sum);
+//   W, weights: pair_bytes (two inputs of a tile) and load<0 or 1>(address of a pair) -> V.
+// Each file that includes this is compiled for one instruction set, so everything here has internal
+// linkage: the linker must never share it.
 //
-// Every sum is one chain: sum = fma(weight[k], x[k], sum) for k = 0, 1, 2, ... It does not depend on
-// how many rows or tiles are computed together, so neither do the bits of the result.
+// Every sum is one chain: sum = fma(weight[k], x[k], sum) for k = 0, 1, 2, ... It does not depend
+// on how many rows or tiles are computed together, so neither do the bits of the result.
 #pragma once
 
 #include <cstring>
@@ -32,12 +35,10 @@ uint16_t float_to_bf16(float value) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// V: a vector of kTile floats, with load, store, broadcast, fma (weight * x + sum).
-// W: a weight type, with pair_bytes (two inputs of a tile) and load<0 or 1>(its address) -> V.
-// Adds one input's products, the first or the second of a pair.
+// Adds the products of one input, the first or the second of a pair.
 template <class V, class W, int Input, int R, int T>
 void step(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes, const float* x,
-                 ptrdiff_t x_stride) {
+          ptrdiff_t x_stride) {
   V w[T];
   RIDGELINE_UNROLL
   for (int t = 0; t < T; t++) w[t] = W::template load<Input>(weights + t * tile_bytes);
@@ -58,6 +59,7 @@ void prefetch(const std::byte* ahead, ptrdiff_t tile_bytes) {
       __builtin_prefetch(ahead + t * tile_bytes + line);
 }
 
+// R rows times T tiles.
 template <class V, class W, int R, int T>
 void block(const Block& b) {
   const float* x = b.x;
@@ -84,7 +86,7 @@ void block(const Block& b) {
     for (int t = 0; t < T; t++) V::store(b.sums + (r * T + t) * kTile, sums[r][t]);
 }
 
-// Room: how many tiles' worth of registers there are, for sums and weights.
+// Room: how many tiles' worth of registers there are for sums and weights.
 template <class V, class W, int Room, int R, int T>
 constexpr BlockFn block_if_room() {
   if constexpr (R * T + T <= Room) return block<V, W, R, T>;

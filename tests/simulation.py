@@ -25,7 +25,6 @@ from ridgeline.core.verify import verify
 ALPHA = 1e-4
 """A right rule fails a test with this probability; seeds are fixed, so it fails never or always."""
 SAMPLED = SamplingParams(temperature=1.0)
-ONE_BY_ONE = (-1,)
 
 
 @cache

@@ -73,7 +73,8 @@ def verify(
     choices, scores = _choose(RULES[rule], processed, rows, q, start)
     chosen = choices.tolist()
     spans = zip(rows, start[:-1].tolist(), start[1:].tolist(), strict=True)
-    paths, tokens = zip(*(_walk(r.tree, chosen[lo:hi]) for r, lo, hi in spans), strict=True)
+    walks = [_walk(r.tree, chosen[lo:hi]) for r, lo, hi in spans]
+    paths, tokens = [path for path, _ in walks], [emitted for _, emitted in walks]
     undrawn = [i for i, emitted in enumerate(tokens) if emitted[-1] == NO_CHILD]
     if undrawn:
         ends = np.array([start[i] + paths[i][-1] - paths[i][0] for i in undrawn])
@@ -187,8 +188,8 @@ def _logprobs(
     logits: Tensor,
     rows: Sequence[Rows],
     start: NDArray[np.int64],
-    paths: Sequence[list[int]],
-    tokens: Sequence[list[int]],
+    paths: list[list[int]],
+    tokens: list[list[int]],
 ) -> list[list[TokenLogprobs] | None]:
     """Log-probabilities of each sequence's emitted tokens, None for those that want none."""
     wanted = [i for i, r in enumerate(rows) if r.params.logprobs is not None]

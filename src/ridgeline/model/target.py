@@ -169,6 +169,11 @@ class _ShapeProbe:
         else:
             heads = key.shape[1]
             shape = LayerShape((heads, key.shape[3]), (heads, value.shape[3]), key.dtype)
+        if index in self.shapes:
+            raise UnsupportedModelError(
+                f"{layer_name(module)} computes attention more than once a pass, which would "
+                "overwrite its own keys and values"
+            )
         self.shapes[index] = shape
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
