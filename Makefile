@@ -15,7 +15,7 @@ demo: $(STAMP)
 	$(BIN)/ridgeline demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

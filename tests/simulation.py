@@ -114,7 +114,7 @@ class Simulation:
 
 
 def assert_distributed(
-    simulation: Simulation, trials: int, length: int, batch: int = 1 << 15
+    simulation: Simulation, trials: int, length: int, batch: int = 1 << 13
 ) -> None:
     """Every position and every pair of neighbours of the output is distributed as the target's."""
     output = np.concatenate(

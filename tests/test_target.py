@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import tiny
 from ridgeline.attention.interface import ATTENTION
 from ridgeline.core.batch import Batch, Entry, pack
 from ridgeline.core.tree import DraftProposal, TokenTree, graft
 from ridgeline.errors import ConfigError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.target import Target, TargetOutput, layer_shapes
+from tests import tiny
 
 TOLERANCE = 1e-4  # logits are about 15 in magnitude
 WINDOWED = ("mistral", "gemma2", "gemma3")  # windows of 8

@@ -50,22 +50,22 @@ def test_every_position_of_a_chain(rule: str) -> None:
     assert_distributed(simulation, trials=131_072, length=4)
 
 
+WIDE, NARROW = (4096, 0.1, 40_960, 256), (16, 1.0, 200_000, 1 << 13)
+
+
 @pytest.mark.parametrize(
     ("rule", "size", "scale", "trials", "batch"),
     [
-        ("match", 4096, 0.1, 40_960, 256),
-        ("rejection", 4096, 0.1, 40_960, 256),
-        pytest.param("block", 4096, 0.1, 40_960, 256, marks=pytest.mark.slow),
-        ("match", 16, 1.0, 200_000, 1 << 14),
-        ("rejection", 16, 1.0, 200_000, 1 << 14),
-        pytest.param("block", 16, 1.0, 200_000, 1 << 14, marks=pytest.mark.slow),
+        ("match", *WIDE),
+        ("rejection", *NARROW),
+        pytest.param("match", *NARROW, marks=pytest.mark.slow),
+        pytest.param("rejection", *WIDE, marks=pytest.mark.slow),
+        pytest.param("block", *NARROW, marks=pytest.mark.slow),
+        pytest.param("block", *WIDE, marks=pytest.mark.slow),
     ],
 )
 def test_wide_and_narrow(rule: str, size: int, scale: float, trials: int, batch: int) -> None:
-    """Case 6: a wide, nearly flat vocabulary, and a narrow one with more trials.
-
-    For a single draft `block` does what `rejection` does.
-    """
+    """Case 6: a wide, nearly flat vocabulary, and a narrow one with more trials."""
     logits = random_table(size, 1, scale)[:1].expand(size, -1)
     draft = random_table(size, 2, scale)[:1].softmax(1).expand(size, -1)
     simulation = Simulation(rule, logits, draft, stream=COUPLED[rule])

@@ -273,6 +273,7 @@ def execute(arguments: Sequence[str]) -> int:
 def main() -> None:
     """The program `ridgeline`."""
     # What the libraries say is meant for developers; our own errors say what a user can do.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for library in ("TRANSFORMERS", "HF_HUB"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
     warnings.simplefilter("ignore")
     sys.exit(execute(sys.argv[1:]))

@@ -60,7 +60,7 @@ def _rows() -> Iterator[tuple[str, str]]:
         reason = f"the processor {has} bf16 instructions"
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
     yield "default dtype", f"{dtype}; {reason}"
-    yield "attention", "paged tree attention in plain torch, the one there is"
+    yield "attention", "paged tree attention in plain torch; no other is built in"
     yield "CPU matrix products", matrix_path()
     yield "drafters", ", ".join(drafter_names())
     yield "cache folder", str(cache_folder())
