@@ -227,5 +227,13 @@ def main() -> None:
     print(args.out.with_suffix(".md").read_text())
 
 
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGTERM, stop)  # so that the running worker ends too
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("peers: interrupted; the same command goes on from the last finished run")

@@ -9,7 +9,7 @@ UNDERLINED, PLAIN = "\033[4m", "\033[0m"
 def main() -> None:
     llm = LLM(demo_model(), drafter="ngram")
     request = llm.request(
-        [{"role": "user", "content": "Count from one to twenty in words, one number a line."}],
+        [{"role": "user", "content": "Why is the sky blue?"}],
         SamplingParams(max_tokens=80),
     )
     for event in llm.stream(request):
