@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline import LLM
+from ridgeline import LLM, SamplingParams
 from ridgeline.core.tree import DraftProposal
 from ridgeline.draft.base import (
     DraftContext,
@@ -21,6 +21,9 @@ from ridgeline.draft.base import (
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel
 from tests.tiny import BOS, EOS, tiny_model, tiny_tokenizer
+
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+
 
 TRUTH: dict[tuple[int, ...], list[int]] = {}
 """For the oracle drafter: whole texts (prompt and output) by their first tokens."""
@@ -109,3 +112,46 @@ class OracleDrafter:
 @register("oracle")
 def _oracle(argument: str, context: DraftContext) -> OracleDrafter:
     return OracleDrafter(context.target.vocab_size, int(argument or 0))
+
+
+class FixedDrafter:
+    """Proposes the same chain at every step, cut to what is allowed unless it is stubborn."""
+
+    needs = Needs()
+
+    def __init__(self, name: str, tokens: list[int]) -> None:
+        self.name = name
+        self._tokens = tokens
+
+    def bind(self, store: KVStore, first_layer: int) -> None:
+        pass
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
+        return [
+            DraftProposal.chain(self._tokens[: None if self.name == "stubborn" else request.depth])
+            for request in requests
+        ]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        pass
+
+    def forget(self, sequence_id: int) -> None:
+        pass
+
+
+for _name in ("fixed", "stubborn"):
+
+    @register(_name)
+    def _fixed(argument: str, context: DraftContext, name: str = _name) -> FixedDrafter:
+        return FixedDrafter(name, [int(token) for token in argument.split(",")])
+
+
+def plain_output(prompt: list[int], params: SamplingParams) -> list[int]:
+    """The undrafted output, made known to the oracle drafter."""
+    output = tiny_llm().generate([prompt], params)[0].token_ids
+    TRUTH[tuple(prompt)] = prompt + output
+    return output
+
+
+def oracle(nodes: int = 12, depth: int = 8, **options: object) -> LLM:
+    return tiny_llm("llama", "oracle:5", nodes=nodes, depth=depth, **options)

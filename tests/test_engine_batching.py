@@ -1,0 +1,230 @@
+"""Memory, prefix sharing, batching, features and figures of the engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline import SamplingParams
+from ridgeline.core.batch import Batch
+from ridgeline.core.tree import DraftProposal
+from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
+from ridgeline.kv.store import KVStore
+from ridgeline.model.target import Target, TargetOutput
+from tests.engines import GREEDY, TRUTH, oracle, plain_output, random_prompts, tiny_llm
+
+# Memory
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "oracle:6"])
+def test_storm_of_requests_leaves_nothing_behind(drafter: str) -> None:
+    rng = random.Random(0)
+    prompts = random_prompts(200, seed=12, longest=60)
+    params = [
+        SamplingParams(
+            max_tokens=rng.randint(1, 40), temperature=rng.choice([0.0, 1.0]), seed=i, n=1 + i % 2
+        )
+        for i in range(200)
+    ]
+    llm = tiny_llm("llama", drafter, kv_tokens=16 * 14, max_batch=8, max_batch_tokens=48)
+    engine = llm.engine
+    queued = [engine.add(p, q) for p, q in zip(prompts, params, strict=True)]
+    doomed = [s for group in queued for s in group if rng.random() < 1 / 3]
+    preempted = set()
+    while engine.has_work:
+        engine.step()
+        preempted |= {s.id for s in engine.scheduler.waiting if s.output_len}
+        if doomed and rng.random() < 0.4:
+            engine.abort(doomed.pop(rng.randrange(len(doomed))))
+    assert preempted
+    assert engine.pool.used == 0
+    assert engine.pool.free == engine.pool.num_blocks
+    solo = tiny_llm(prefix_sharing=False)
+    for i in rng.sample(range(200), 40):
+        alone = solo.generate([prompts[i]], params[i])[0].completions
+        for sequence, completion in zip(queued[i], alone, strict=True):
+            if sequence.finish_reason and sequence.finish_reason.value != "abort":
+                assert sequence.output == completion.token_ids
+
+
+def count_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of every forward pass from now on."""
+    counts: list[int] = []
+    forward = Target.forward
+
+    def counted(target: Target, batch: Batch, features: Sequence[int] = ()) -> TargetOutput:
+        counts.append(len(batch.tokens))
+        return forward(target, batch, features)
+
+    monkeypatch.setattr(Target, "forward", counted)
+    return counts
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "oracle:7"])
+def test_shared_prefix_is_computed_once(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = [5 + i * 7 % 250 for i in range(200)]
+    llm = tiny_llm("llama", drafter)
+    llm.generate([[*prefix, 9]], GREEDY)
+    counts = count_tokens(monkeypatch)
+    output = llm.generate([[*prefix, 10, 11]], GREEDY)[0].token_ids
+    assert counts[0] == 202 - 192  # twelve blocks of sixteen are there
+    alone = tiny_llm(prefix_sharing=False).generate([[*prefix, 10, 11]], GREEDY)[0].token_ids
+    assert output == alone
+
+
+# Batching
+
+
+def test_decoding_never_waits_for_prefill_or_drafts() -> None:
+    llm = tiny_llm("llama", "oracle:8", max_batch=6, max_batch_tokens=8, nodes=8, depth=4)
+    engine = llm.engine
+    first = [engine.add([5, 6, 7 + i], GREEDY)[0] for i in range(3)]
+    while any(sequence.output_len == 0 for sequence in first):
+        engine.step()
+    engine.add([5 + i % 90 for i in range(150)], GREEDY)  # nineteen chunks and more
+    while engine.has_work:
+        before = [sequence.output_len for sequence in first]
+        running = [sequence.finish_reason is None for sequence in first]
+        engine.step()
+        for sequence, count, runs in zip(first, before, running, strict=True):
+            assert sequence.output_len > count or not runs
+
+
+def test_requests_join_and_leave_at_any_step() -> None:
+    prompts = random_prompts(6, seed=21)
+    alone = [tiny_llm().generate([prompt], GREEDY)[0].token_ids for prompt in prompts]
+    engine = tiny_llm("llama", "ngram").engine
+    sequences = []
+    for prompt in prompts:
+        sequences += engine.add(prompt, GREEDY)
+        engine.step()
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    assert [sequence.output for sequence in sequences] == alone
+
+
+class FeatureDrafter:
+    """Reads hidden states, keeps them by token index, and drafts from their last row."""
+
+    name = "feature"
+
+    def __init__(self) -> None:
+        self.needs = Needs(features=(1, 3))
+        self.seen: dict[int, dict[int, torch.Tensor]] = {}
+
+    def bind(self, store: KVStore, first_layer: int) -> None:
+        pass
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
+        proposals = []
+        for request in requests:
+            rows = self.seen[request.sequence.id]
+            row = rows[len(request.sequence.tokens) - 2]
+            proposals.append(DraftProposal.chain([int(row.argmax()) % 200]))
+        return proposals
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for seen in observations:
+            rows = self.seen.setdefault(seen.sequence.id, {})
+            path = np.arange(seen.tree.trunk)
+            if seen.check:
+                path = np.concatenate([path, seen.check.path[1:]])
+            features = torch.cat(seen.features, dim=-1)
+            for i, node in enumerate(path.tolist()):
+                rows[seen.start + i] = features[node]
+
+    def forget(self, sequence_id: int) -> None:
+        pass
+
+
+@register("feature")
+def _feature(argument: str, context: DraftContext) -> FeatureDrafter:
+    return FeatureDrafter()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunked_prompt_with_a_drafter_that_reads_features(chunk: int) -> None:
+    prompt = random_prompts(2, seed=30, longest=60)[1]
+    whole = tiny_llm("llama", "feature")
+    pieces = tiny_llm("llama", "feature", max_batch=1, max_batch_tokens=chunk)
+    outputs = [llm.generate([prompt], GREEDY)[0].token_ids for llm in (whole, pieces)]
+    assert outputs[0] == outputs[1] == plain_output(prompt, GREEDY)
+    seen = [llm.drafter.seen[0] for llm in (whole, pieces)]  # type: ignore[union-attr]
+    assert set(range(len(prompt))) <= seen[0].keys()
+    for i in range(len(prompt)):
+        torch.testing.assert_close(seen[0][i], seen[1][i], atol=1e-4, rtol=1e-4)
+
+
+def test_interrupt_keeps_what_was_written() -> None:
+    prompts = random_prompts(3, seed=40)
+    llm = tiny_llm("llama", "ngram", max_batch=2)
+    whole = [output.token_ids for output in tiny_llm().generate(prompts, GREEDY)]
+    completions = {}
+    for i, event in enumerate(llm.stream(prompts, GREEDY)):
+        if i == 5:
+            llm.interrupt()
+        if event.completion:
+            completions[event.index] = event.completion
+    assert {completion.finish_reason for completion in completions.values()} == {"abort"}
+    for index, completion in completions.items():
+        assert completion.token_ids == whole[index][: len(completion.token_ids)]
+    assert not llm.engine.has_work
+    assert llm.engine.pool.used == 0
+
+
+# Figures
+
+
+def test_all_rejected_is_one_token_a_step() -> None:
+    prompt = random_prompts(1, seed=2)[0]
+    output = plain_output(prompt, GREEDY)
+    wrong = next(token for token in range(4, 260) if token not in output)
+    completion = tiny_llm("llama", f"fixed:{wrong}").generate([prompt], GREEDY)[0].completions[0]
+    figures = completion.speculation
+    assert figures.steps == 23  # the first token comes from the prompt's own pass
+    assert (figures.drafted, figures.accepted) == (22, 0)  # none where one token is left
+    assert figures.acceptance_by_position == [0.0]
+
+
+def test_figures_of_a_perfect_chain() -> None:
+    prompt = random_prompts(1, seed=2)[0]
+    output = plain_output(prompt, GREEDY)
+    chain = ",".join(map(str, output[1:4]))
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    completion = tiny_llm("llama", f"fixed:{chain}", depth=3).generate([prompt], params)[0]
+    figures = completion.completions[0].speculation
+    assert (figures.steps, figures.drafted, figures.accepted) == (1, 3, 3)
+    assert figures.acceptance_by_position == [1.0, 1.0, 1.0]
+
+
+def test_depth_zero_is_no_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random_prompts(1, seed=2)[0]
+    llm = tiny_llm("llama", "fixed:5,6", depth=0)
+    assert llm.drafter is None
+    counts = count_tokens(monkeypatch)
+    llm.generate([prompt], GREEDY)
+    assert counts == [len(prompt)] + [1] * 23
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_logprobs_equal_undrafted_ones(top: int) -> None:
+    prompt = random_prompts(2, seed=14)[1]
+    params = SamplingParams(
+        max_tokens=24, temperature=0.8, seed=1, logprobs=top, repetition_penalty=1.2
+    )
+    plain = tiny_llm().generate([prompt], params)[0].completions[0]
+    TRUTH[tuple(prompt)] = prompt + plain.token_ids
+    drafted = oracle().generate([prompt], params)[0].completions[0]
+    assert drafted.speculation.accepted > 0
+    assert plain.logprobs is not None
+    assert drafted.logprobs is not None
+    assert len(drafted.logprobs) == len(drafted.token_ids) == len(plain.logprobs)
+    for one, other in zip(plain.logprobs, drafted.logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [t for t, _ in one.top] == [t for t, _ in other.top]
+        assert len(one.top) == top
