@@ -6,6 +6,9 @@ TORCH ?= torch==2.13.0
 # Where it cannot be reached, pip falls back to PyPI; `make TORCH_INDEX= demo` asks PyPI alone.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 
+# Spinning OpenMP threads starve those of a parallel test run, or of whatever else is running.
+export OMP_WAIT_POLICY ?= passive
+
 BIN := .venv/bin
 STAMP := .venv/installed
 

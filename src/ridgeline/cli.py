@@ -272,6 +272,9 @@ def execute(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The program `ridgeline`."""
+    # OpenMP's threads wait asleep: spinning, they would hold the processors that our own threads
+    # and other programs need, and on a busy machine decoding would be many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # What the libraries say is meant for developers; our own errors say what a user can do.
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
