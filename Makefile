@@ -12,7 +12,7 @@ export OMP_WAIT_POLICY ?= passive
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types sanitize clean
 
 demo: $(STAMP)
 	$(BIN)/ridgeline demo $(ARGS)
@@ -26,6 +26,13 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# The extension's tests under AddressSanitizer and UBSan; needs GCC on Linux.
+sanitize: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/sanitize . \
+	  --config-settings cmake.define.RIDGELINE_SANITIZE=ON
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/sanitize.py build/sanitize $(ARGS)
 
 clean:
 	rm -rf .venv build

@@ -15,25 +15,29 @@ from typing import Any
 from provenance import provenance
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.batch import Batch
+from ridgeline.model.native import NativeTarget
 from ridgeline.model.target import Target, TargetOutput
+from ridgeline.model.torch_target import TorchTarget
 
+CLASSES: tuple[Any, ...] = (TorchTarget, NativeTarget)
 HERE = Path(__file__).parent
 
 
 def measure(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[str, Any]:
     """Decode steps of each prompt alone; the prompt's own pass is left out."""
     inside: list[float] = []
-    forward = Target.forward
+    forwards = {target: target.forward for target in CLASSES}
 
     def timed(target: Target, batch: Batch, features: Sequence[int] = ()) -> TargetOutput:
         start = time.perf_counter()
         try:
-            return forward(target, batch, features)
+            return forwards[type(target)](target, batch, features)
         finally:
             inside.append(time.perf_counter() - start)
 
     steps, shares, tokens = [], [], 0
-    Target.forward = timed  # type: ignore[method-assign]
+    for target in CLASSES:
+        target.forward = timed
     try:
         for prompt in prompts:
             request = llm.request([{"role": "user", "content": prompt}], params)
@@ -47,7 +51,8 @@ def measure(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[st
                 inside.clear()
                 before = now
     finally:
-        Target.forward = forward  # type: ignore[method-assign]
+        for target, forward in forwards.items():
+            target.forward = forward
     return {
         "steps": len(steps),
         "tokens_per_step": round(tokens / len(steps), 2),

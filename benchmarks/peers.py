@@ -38,6 +38,8 @@ class Engine:
     name: str
     worker: str
     mode: str
+    weights: str = "dense"
+    """of Ridgeline's models: "dense", "gguf" (as the files are), "gguf drafter" (only that one)"""
 
     @property
     def python(self) -> Path:
@@ -49,7 +51,7 @@ class Engine:
     @property
     def plain(self) -> str:
         """Name of the same engine without drafts."""
-        return f"{self.worker}-plain"
+        return f"{self.worker}-4bit-plain" if self.weights == "gguf" else f"{self.worker}-plain"
 
     @property
     def reads_gguf(self) -> bool:
@@ -70,6 +72,10 @@ ENGINES = {
         Engine("ridgeline-plain", "ridgeline", "none"),
         Engine("ridgeline-ngram", "ridgeline", "ngram"),
         Engine("ridgeline-draft", "ridgeline", "draft"),
+        Engine("ridgeline-draft-4bit", "ridgeline", "draft", "gguf drafter"),
+        Engine("ridgeline-4bit-plain", "ridgeline", "none", "gguf"),
+        Engine("ridgeline-4bit-ngram", "ridgeline", "ngram", "gguf"),
+        Engine("ridgeline-4bit-draft", "ridgeline", "draft", "gguf"),
         Engine("transformers-plain", "transformers", "plain"),
         Engine("transformers-assisted", "transformers", "assisted"),
         Engine("transformers-assisted-constant", "transformers", "assisted-constant"),
@@ -199,6 +205,8 @@ def main() -> None:
                 continue
             engine = ENGINES[name]
             paths = {key: job[key] for key in ("target", "draft")} if engine.reads_gguf else {}
+            if engine.worker == "ridgeline":
+                paths["weights"] = engine.weights
             try:
                 run = measure(engine, job | dense | paths | {"mode": engine.mode}, number, args)
             except WorkerError as error:

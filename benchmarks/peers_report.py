@@ -2,9 +2,16 @@
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-ASSISTED = ("transformers-assisted", "transformers-assisted-constant")
+# What rates are compared with: the fastest of each.
+BASES = {
+    "transformers plain": ("transformers-plain",),
+    "transformers assisted": ("transformers-assisted", "transformers-assisted-constant"),
+    "llama.cpp plain": ("llamacpp-plain",),
+    "vLLM plain": ("vllm-plain",),
+    "vLLM draft model": ("vllm-draft",),
+}
 BUSY_PERCENT = 10  # processor use before a run from which the report warns
 
 
@@ -37,16 +44,16 @@ def summarise(runs: list[dict], plain: list[dict] | None) -> dict:
 
 
 def add_ratios(engines: dict[str, dict]) -> None:
-    """Rates relative to Transformers alone and to the faster of its two assisted schedules."""
-    plain = engines.get("transformers-plain", {}).get("tokens_per_s")
-    assisted = max(
-        (engines[name]["tokens_per_s"] or 0.0 for name in ASSISTED if name in engines), default=None
-    )
-    bases = {"to_transformers_plain": plain, "to_transformers_assisted": assisted}
+    """Rates relative to each of `BASES` that was measured."""
+    bases = {
+        base: max(
+            (engines[name]["tokens_per_s"] or 0.0 for name in names if name in engines), default=0
+        )
+        for base, names in BASES.items()
+    }
     for summary in engines.values():
         rate = summary["tokens_per_s"]
-        for name, base in bases.items():
-            summary[name] = rate / base if rate and base else None
+        summary["ratios"] = {n: rate / base if rate and base else None for n, base in bases.items()}
 
 
 def cell(value: float | None, digits: int = 1) -> str:
@@ -55,6 +62,18 @@ def cell(value: float | None, digits: int = 1) -> str:
 
 def shown_versions(summary: dict) -> str:
     return ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+
+
+def table(title: str, columns: Collection[str], rows: dict[str, Iterable[str]]) -> list[str]:
+    """Lines of a titled table with a row for each engine."""
+    return [
+        "",
+        title,
+        "",
+        f"| engine | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+        *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()),
+    ]
 
 
 def markdown(report: dict) -> str:
@@ -68,17 +87,15 @@ def markdown(report: dict) -> str:
         "Greedy, one request at a time. Tokens/s: decoding alone, from the first token on; medians",
         "over the prompts (and the repeats). Start-up: imports, loading, warm-up.",
         "",
-        "| engine | tokens/s | x transformers plain | x transformers assisted | tokens per step |"
-        " first token, s | start-up, s | same tokens as its plain run |",
-        "|---|---|---|---|---|---|---|---|",
+        "| engine | tokens/s | tokens per step | first token, s | start-up, s |"
+        " same tokens as its plain run |",
+        "|---|---|---|---|---|---|",
     ]
     for name, row in engines.items():
         same = row.get("same_as_plain")
         cells = [
             name,
             cell(row["tokens_per_s"]),
-            cell(row["to_transformers_plain"], 2),
-            cell(row["to_transformers_assisted"], 2),
             cell(row["tokens_per_step"], 2),
             cell(row["seconds_to_first_token"], 2),
             cell(row["start_up_seconds"]),
@@ -87,16 +104,12 @@ def markdown(report: dict) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     for name, reason in report["failed"].items():
         lines.append(f"| {name} | did not run: {reason.replace('|', '/')} |")
-    kinds = [prompt["kind"] for prompt in prompts]
-    lines += [
-        "",
-        "Tokens/s of each prompt:",
-        "",
-        f"| engine | {' | '.join(kinds)} |",
-        "|---" * (len(kinds) + 1) + "|",
-    ]
-    for name, row in engines.items():
-        lines.append(f"| {name} | {' | '.join(map(cell, row['tokens_per_s_by_prompt']))} |")
+    ratios = {
+        name: [cell(row["ratios"][base], 2) for base in BASES] for name, row in engines.items()
+    }
+    lines += table("Tokens/s as a multiple of another engine's:", BASES, ratios)
+    rates = {name: map(cell, row["tokens_per_s_by_prompt"]) for name, row in engines.items()}
+    lines += table("Tokens/s of each prompt:", [prompt["kind"] for prompt in prompts], rates)
     busy = {name: row["busy_before_percent"] for name, row in engines.items()}
     noisy = [f"{name} ({value:.0f} %)" for name, value in busy.items() if value > BUSY_PERCENT]
     if noisy:

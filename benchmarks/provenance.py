@@ -49,6 +49,9 @@ def _portable(value: Any) -> Any:
         return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
     if isinstance(value, (list, tuple)):
         return [_portable(item) for item in value]
+    if isinstance(value, str):  # a path too, or a drafter's name and one: model:PATH
+        name, colon, path = value.rpartition(":")
+        return name + colon + _portable(Path(path)) if Path(path).is_absolute() else value
     return value
 
 

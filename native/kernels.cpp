@@ -16,6 +16,8 @@ const Choice* choices(int& count) {
 #if defined(RIDGELINE_X86)
   __builtin_cpu_init();
   static const Choice all[] = {
+      {&avx512_vnni_kernels,
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")},
       {&avx512_kernels, __builtin_cpu_supports("avx512f") != 0},
       {&avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
       {&portable_kernels, true},

@@ -6,13 +6,16 @@
 
 namespace ridgeline {
 
-enum class Type : int { f32 = 0, bf16 = 1 };
-constexpr int kTypes = 2;
+enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
+constexpr int kWeightTypes = 2;  // matrices are fp32 or bf16; only caches are fp16
 
 constexpr size_t size_of(Type type) { return type == Type::f32 ? 4 : 2; }
 
 // A matrix product handles the outputs in tiles of this many, and the inputs in pairs.
 constexpr int kTile = 16;
+
+// Rows that one call takes at most: their sums and inputs stay in a cache.
+constexpr int kRowGroup = 96;
 
 // One call of a block routine: `rows` rows times `tiles` neighbouring tiles over `inputs` inputs.
 struct Block {
@@ -30,19 +33,88 @@ using BlockFn = void (*)(const Block&);
 constexpr int kMaxRows = 16;
 constexpr int kWidths = 2;  // one tile or two at once
 
+// Quantised products handle the inputs in strips of this many; two halves of it have sums.
+constexpr int kStrip = 32;
+
+// Bytes of a tile of weights for one strip: the integers alone, and with scales and minima.
+constexpr int strip_planes(int bits) { return kTile * kStrip * bits / 8; }
+
+constexpr int strip_bytes(int bits, int group, bool affine) {
+  return strip_planes(bits) + (affine ? 2 : 1) * kStrip / group * kTile * 2;
+}
+
+// Rows of inputs as 8-bit integers: x = scale * q for every strip of a row.
+struct QuantRows {
+  int8_t* q;      // [rows, strips, kStrip]
+  float* scales;  // [rows, strips]
+  float* totals;  // [rows, strips]: scale times the sum of the strip's integers
+  int32_t* sums;  // [rows, strips, 3]: of the integers of each half, and of both
+  int strips;
+};
+
+// One tile of quantised weights (see quant_tile.h for the layout) times up to kRowGroup rows.
+struct QuantBlock {
+  QuantRows x;
+  int rows;
+  const std::byte* weights;
+  float* sums;  // [rows, kTile], written
+};
+
+using QuantFn = void (*)(const QuantBlock&);
+constexpr int kQuantBits = 3;  // 4, 6 and 8 bits
+
+// Attention of one key head: some consecutive rows of one sequence, each with the `share` query
+// heads that use that head.
+struct AttentionTask {
+  const float* query;  // first head of the first row; a head every `dim`
+  ptrdiff_t query_stride;
+  float* out;  // as `query`
+  ptrdiff_t out_stride;
+  int rows, share, dim;
+  float scale;
+  int window;  // a row sees this many positions, itself included; 0: all
+  const std::byte* keys;  // of this head: [slots, dim], a slot every `slot_stride` bytes
+  const std::byte* values;
+  ptrdiff_t slot_stride;
+  Type type;
+  // Where positions lie: those below `shared` at slots[position]; those from there on, up to the
+  // row's own, at own[row][position - shared].
+  const int64_t* slots;
+  int shared;
+  const int* positions;        // [rows]
+  const int64_t* const* own;   // [rows]
+  float* scratch;              // attention_scratch() floats
+};
+
+// Most floats that attention over so many positions needs.
+inline size_t attention_scratch(int rows, int share, int dim, int positions) {
+  const size_t scores = size_t(rows) * share * ((positions + kTile - 1) / kTile * kTile);
+  return scores + size_t(kTile) * dim + size_t(rows) * share;
+}
+
 struct Kernels {
   const char* name;
   int max_rows;  // of a block
-  BlockFn block[kTypes][kMaxRows][kWidths];  // [weights' type][rows - 1][tiles - 1]; null: no room
-  // n numbers of a type to fp32, and fp32 sums plus bias to a type (round to nearest even).
+  BlockFn block[kWeightTypes][kMaxRows][kWidths];  // [type][rows - 1][tiles - 1]; null: no room
+  // [4, 6, 8 bits][offset, minima, offset with groups of 16]; the first two with groups of 32.
+  QuantFn quant[kQuantBits][3];
+  // n numbers of a type to fp32, and fp32 sums plus bias (or null) to a type (nearest even).
   void (*widen)(Type type, const void* from, float* to, size_t n);
   void (*narrow)(Type type, const float* sums, const float* bias, void* to, size_t n);
+  // A row of fp32 inputs to 8-bit ones; `row` of `to` is written.
+  void (*quantise)(const float* from, const QuantRows& to, int row);
+  // to = from / sqrt(mean(from^2) + eps) * weight; n and padding as for a row of `Rows`.
+  void (*rms_norm)(const float* from, const float* weight, float eps, float* to, int n);
+  // gate = gate / (1 + exp(-gate)) * up
+  void (*silu_multiply)(float* gate, const float* up, int n);
+  void (*attention)(const AttentionTask& task);
 };
 
 extern const Kernels portable_kernels;
 #if defined(RIDGELINE_X86)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+extern const Kernels avx512_vnni_kernels;
 #elif defined(RIDGELINE_ARM64)
 extern const Kernels neon_kernels;
 #endif

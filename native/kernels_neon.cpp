@@ -11,6 +11,12 @@ struct Vec {
   static Vec load(const float* p) {
     return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
   }
+  static Vec load_half(const uint16_t* p) {
+    Vec v;
+    for (int i = 0; i < 4; i++)
+      v.v[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
+    return v;
+  }
   static void store(float* p, Vec v) {
     for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, v.v[i]);
   }
@@ -18,17 +24,19 @@ struct Vec {
     const float32x4_t v = vld1q_dup_f32(p);
     return {v, v, v, v};
   }
+  static float sum(Vec v) {
+    const float32x4_t four =
+        vaddq_f32(vaddq_f32(v.v[0], v.v[2]), vaddq_f32(v.v[1], v.v[3]));
+    const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+  }
+  static Vec multiply(Vec a, Vec b) {
+    for (int i = 0; i < 4; i++) a.v[i] = vmulq_f32(a.v[i], b.v[i]);
+    return a;
+  }
   static Vec fma(Vec w, Vec x, Vec sum) {
     for (int i = 0; i < 4; i++) sum.v[i] = vfmaq_f32(sum.v[i], w.v[i], x.v[i]);
     return sum;
-  }
-};
-
-struct F32 {
-  static constexpr int pair_bytes = 2 * kTile * 4;
-  template <int Input>
-  static Vec load(const std::byte* p) {
-    return Vec::load(reinterpret_cast<const float*>(p) + Input * kTile);
   }
 };
 
@@ -48,6 +56,6 @@ struct BF16 {
 
 }  // namespace
 
-extern constexpr Kernels neon_kernels = make_kernels<Vec, F32, BF16, 7>("neon");
+extern constexpr Kernels neon_kernels = make_kernels<Vec, BF16, 7, PlainQuant<Vec>>("neon");
 
 }  // namespace ridgeline

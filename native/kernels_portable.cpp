@@ -12,23 +12,25 @@ struct Vec {
     std::memcpy(v.v, p, sizeof v.v);
     return v;
   }
+  static Vec load_half(const uint16_t* p) {
+    Vec v;
+    for (int i = 0; i < kTile; i++) v.v[i] = half_to_float(p[i]);
+    return v;
+  }
   static void store(float* p, const Vec& v) { std::memcpy(p, v.v, sizeof v.v); }
   static Vec broadcast(const float* p) {
     Vec v;
     for (float& f : v.v) f = *p;
     return v;
   }
+  static float sum(Vec v) { return sum_lanes(v.v); }
+  static Vec multiply(Vec a, const Vec& b) {
+    for (int i = 0; i < kTile; i++) a.v[i] *= b.v[i];
+    return a;
+  }
   static Vec fma(const Vec& w, const Vec& x, Vec sum) {
     for (int i = 0; i < kTile; i++) sum.v[i] += w.v[i] * x.v[i];
     return sum;
-  }
-};
-
-struct F32 {
-  static constexpr int pair_bytes = 2 * kTile * 4;
-  template <int Input>
-  static Vec load(const std::byte* p) {
-    return Vec::load(reinterpret_cast<const float*>(p) + Input * kTile);
   }
 };
 
@@ -46,6 +48,7 @@ struct BF16 {
 
 }  // namespace
 
-extern constexpr Kernels portable_kernels = make_kernels<Vec, F32, BF16, 3>("portable");
+extern constexpr Kernels portable_kernels =
+    make_kernels<Vec, BF16, 3, PlainQuant<Vec>>("portable");
 
 }  // namespace ridgeline

@@ -24,6 +24,15 @@ class Pool {
     run(units, [](const void* t, int unit) { (*static_cast<const Task*>(t))(unit); }, &task);
   }
 
+  // The same, or by the caller alone where the work is not worth waking others.
+  template <class Task>
+  void each(int units, bool worth, const Task& task) {
+    if (worth)
+      run(units, task);
+    else
+      for (int unit = 0; unit < units; unit++) task(unit);
+  }
+
  private:
   using Call = void (*)(const void*, int);
 

@@ -1,5 +1,5 @@
 // The inner loop, written once over two types that each instruction set defines:
-//   V, a vector of kTile floats: load, store, broadcast, fma (weight * x + sum);
+//   V, a vector of kTile floats: load, load_half, store, broadcast, multiply, fma (w * x + sum);
 //   W, weights: pair_bytes (two inputs of a tile) and load<0 or 1>(address of a pair) -> V.
 // Each file that includes this is compiled for one instruction set, so everything here has internal
 // linkage: the linker must never share it.
@@ -10,7 +10,10 @@
 
 #include <cstring>
 
+#include "half.h"
 #include "kernels.h"
+#include "ops.h"
+#include "quant_plain.h"
 
 // Sums live in registers only when the loops over them are unrolled.
 #if defined(__clang__)
@@ -22,18 +25,15 @@
 namespace ridgeline {
 namespace {
 
-float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-uint16_t float_to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);  // NaN stays NaN
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
+// fp32 weights lie as vectors are loaded.
+template <class V>
+struct F32 {
+  static constexpr int pair_bytes = 2 * kTile * 4;
+  template <int Input>
+  static V load(const std::byte* p) {
+    return V::load(reinterpret_cast<const float*>(p) + Input * kTile);
+  }
+};
 
 // Adds the products of one input, the first or the second of a pair.
 template <class V, class W, int Input, int R, int T>
@@ -102,30 +102,48 @@ constexpr void fill(BlockFn (&table)[kMaxRows][kWidths]) {
   }
 }
 
+template <class V>
 void widen(Type type, const void* from, float* to, size_t n) {
+  const auto* half = static_cast<const uint16_t*>(from);
+  size_t i = 0;
   if (type == Type::f32) {
     std::memcpy(to, from, n * sizeof(float));
+  } else if (type == Type::bf16) {
+    for (; i < n; i++) to[i] = bf16_to_float(half[i]);
   } else {
-    const auto* bf16 = static_cast<const uint16_t*>(from);
-    for (size_t i = 0; i < n; i++) to[i] = bits_to_float(uint32_t(bf16[i]) << 16);
+    for (; i + kTile <= n; i += kTile) V::store(to + i, V::load_half(half + i));
+    for (; i < n; i++) to[i] = half_to_float(half[i]);
   }
 }
 
 void narrow(Type type, const float* sums, const float* bias, void* to, size_t n) {
-  if (type == Type::f32) {
-    auto* f32 = static_cast<float*>(to);
-    for (size_t i = 0; i < n; i++) f32[i] = sums[i] + bias[i];
-  } else {
-    auto* bf16 = static_cast<uint16_t*>(to);
-    for (size_t i = 0; i < n; i++) bf16[i] = float_to_bf16(sums[i] + bias[i]);
-  }
+  auto* f32 = static_cast<float*>(to);
+  auto* half = static_cast<uint16_t*>(to);
+  const auto value = [&](size_t i) { return bias ? sums[i] + bias[i] : sums[i]; };
+  if (type == Type::f32)
+    for (size_t i = 0; i < n; i++) f32[i] = value(i);
+  else if (type == Type::bf16)
+    for (size_t i = 0; i < n; i++) half[i] = float_to_bf16(value(i));
+  else
+    for (size_t i = 0; i < n; i++) half[i] = float_to_half(value(i));
 }
 
-template <class V, class F32, class BF16, int Room>
+template <class V, class BF16, int Room, class Quant>
 constexpr Kernels make_kernels(const char* name) {
-  Kernels k{name, Room - 1 < kMaxRows ? Room - 1 : kMaxRows, {}, widen, narrow};
-  fill<V, F32, Room>(k.block[int(Type::f32)]);
+  Kernels k{};
+  k.name = name;
+  k.max_rows = Room - 1 < kMaxRows ? Room - 1 : kMaxRows;
+  fill<V, F32<V>, Room>(k.block[int(Type::f32)]);
   fill<V, BF16, Room>(k.block[int(Type::bf16)]);
+  fill_quant<Quant, 4>(k.quant[0]);
+  fill_quant<Quant, 6>(k.quant[1]);
+  fill_quant<Quant, 8>(k.quant[2]);
+  k.widen = widen<V>;
+  k.narrow = narrow;
+  k.quantise = quantise;
+  k.rms_norm = rms_norm<V>;
+  k.silu_multiply = silu_multiply;
+  k.attention = attention<V>;
   return k;
 }
 

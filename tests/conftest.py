@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from ridgeline.engine import Engine, Progress
+from tests.extension import KERNELS, native
 
 # Tiny tensors gain nothing from a second thread, and lose much where tests share the cores.
 torch.set_num_threads(1)
@@ -26,3 +29,13 @@ def _checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         return progress
 
     monkeypatch.setattr(Engine, "step", checked)
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set in turn, on two threads."""
+    native.choose_kernels(request.param)
+    native.set_threads(2)
+    yield request.param
+    native.choose_kernels(KERNELS[0])
+    native.set_threads(1)

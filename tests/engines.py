@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.tree import DraftProposal
@@ -20,6 +21,7 @@ from ridgeline.draft.base import (
 )
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel
+from ridgeline.model.torch_target import TorchModel
 from tests.tiny import BOS, EOS, tiny_model, tiny_tokenizer
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -37,12 +39,18 @@ def tiny_loaded(family: str = "llama", seed: int = 0, **overrides: Any) -> Loade
     module.set_attn_implementation("ridgeline")
     return LoadedModel(
         name=f"tiny-{family}",
-        module=module,
+        model=TorchModel(module),
         tokenizer=tiny_tokenizer(),
         end_tokens=frozenset([EOS]),
         context_len=module.config.max_position_embeddings,
         vocab_size=module.config.vocab_size,
     )
+
+
+def torch_module(loaded: LoadedModel) -> PreTrainedModel:
+    """The transformers model inside."""
+    assert isinstance(loaded.model, TorchModel)
+    return loaded.model.module
 
 
 def tiny_llm(family: str = "llama", drafter: str = "none", **options: Any) -> LLM:

@@ -15,7 +15,6 @@ from ridgeline.core.tree import TokenTree
 from ridgeline.errors import ModelLoadError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel, load_model
-from ridgeline.model.target import Target, layer_shapes
 from tests.tiny import VOCAB_SIZE
 
 CONTEXT = 256
@@ -24,10 +23,10 @@ PROMPT = torch.from_numpy(np.random.default_rng(1).integers(4, VOCAB_SIZE, 24))
 
 def logits(loaded: LoadedModel) -> Tensor:
     """f32[24,V] of PROMPT, run as the engine would."""
-    store = KVStore(layer_shapes(loaded.module), 4, 16, "cpu")
+    store = KVStore(loaded.model.layers, 4, 16, "cpu")
     tree = TokenTree.plain(PROMPT.numpy())
     rows = np.arange(tree.size)
-    return Target(loaded.module, store).forward(pack([Entry(tree, 0, rows, rows)])).logits
+    return loaded.model.bind(store).forward(pack([Entry(tree, 0, rows, rows)])).logits
 
 
 def eager_logits(model: PreTrainedModel) -> Tensor:

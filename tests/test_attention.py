@@ -18,7 +18,7 @@ from ridgeline.core.batch import Batch, Entry, pack
 from ridgeline.core.tree import DraftProposal, TokenTree, graft
 from ridgeline.errors import ConfigError, UnsupportedModelError
 from ridgeline.kv.store import KVStore, LayerShape
-from ridgeline.model.target import layer_shapes
+from ridgeline.model.torch_target import layer_shapes
 
 SLOTS, HEADS, KV_HEADS, DIM, VALUE_DIM = 256, 6, 2, 8, 5
 TREE = DraftProposal(np.arange(7), np.array([-1, -1, 0, 0, 1, 2, 4], np.int32))

@@ -23,7 +23,8 @@ from ridgeline.draft.base import DraftContext, DraftRequest, Observation, create
 from ridgeline.draft.model import ModelDrafter
 from ridgeline.engine import Engine
 from ridgeline.model.load import LoadedModel
-from tests.engines import random_prompts, tiny_loaded
+from ridgeline.model.torch_target import TorchModel
+from tests.engines import random_prompts, tiny_loaded, torch_module
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
@@ -41,16 +42,16 @@ def relative(noise: float = 0.15, **overrides: Any) -> LoadedModel:
         spread = noise * parameter.std() if parameter.dim() > 1 else 0.0
         parameter.add_(spread * torch.randn(parameter.shape, generator=generator))
     module.set_attn_implementation("ridgeline")
-    return replace(loaded, name="relative", module=module)
+    return replace(loaded, name="relative", model=TorchModel(module))
 
 
 def padded(loaded: LoadedModel, vocab_size: int) -> LoadedModel:
     """The same model with further ids, unknown to its tokenizer, that it gives weight to."""
     module = tiny_model("llama", vocab_size=vocab_size)
-    for ours, theirs in zip(module.parameters(), loaded.module.parameters(), strict=True):
+    for ours, theirs in zip(module.parameters(), torch_module(loaded).parameters(), strict=True):
         ours[: len(theirs)] = theirs
     module.set_attn_implementation("ridgeline")
-    return replace(loaded, module=module, vocab_size=vocab_size)
+    return replace(loaded, model=TorchModel(module), vocab_size=vocab_size)
 
 
 class CheckedDrafter(ModelDrafter):
@@ -59,7 +60,7 @@ class CheckedDrafter(ModelDrafter):
     def __init__(self, draft: LoadedModel, context: DraftContext) -> None:
         super().__init__(draft, context)
         self.alone = tiny_model("llama", **_shape(draft))
-        self.alone.load_state_dict(draft.module.state_dict())
+        self.alone.load_state_dict(torch_module(draft).state_dict())
         self.fed: list[list[int]] = []  # positions fed, by forward pass
         self.sizes: list[dict[int, int]] = []  # nodes proposed by sequence, by call
         self.accepted: list[int] = []
@@ -105,7 +106,7 @@ class CheckedDrafter(ModelDrafter):
 
 
 def _shape(loaded: LoadedModel) -> dict[str, int]:
-    config = loaded.module.config
+    config = torch_module(loaded).config
     return {name: getattr(config, name) for name in ("vocab_size", "max_position_embeddings")}
 
 
@@ -324,7 +325,7 @@ def retokenized(change: str) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("change", ["none", "padding", "spaces", "order"])
 def test_another_tokenizer_is_refused(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(relative(), tokenizer=retokenized(change))
-    monkeypatch.setattr(model_module, "load_model", lambda *_: other)
+    monkeypatch.setattr(model_module, "load_model", lambda *_, **__: other)
     context = start()[1]._context
     if change in ("none", "padding"):
         assert create_drafter("model:other", context) is not None

@@ -200,3 +200,32 @@ def test_wrong_options_are_refused(options: dict[str, object], message: str) -> 
 def test_malformed_drafts_name_the_drafter(tokens: str, message: str) -> None:
     with pytest.raises(DraftError, match=f"drafter fixed: node 0: {message}"):
         tiny_llm("llama", f"fixed:{tokens}").generate([[5, 6]], GREEDY)
+
+
+def test_one_stream_at_a_time() -> None:
+    llm = tiny_llm()
+    stream = llm.stream([[5, 6, 7]], SamplingParams(max_tokens=8, ignore_eos=True))
+    next(stream)
+    with pytest.raises(RequestError, match="generating already; finish or close that stream"):
+        llm.generate([[5, 6]], SamplingParams(max_tokens=2))
+    rest = [event.completion for event in stream]
+    assert rest[-1] is not None
+    assert len(rest[-1].token_ids) == 8
+    llm.generate([[5, 6]], SamplingParams(max_tokens=2))
+
+
+def test_a_cache_beyond_the_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv_tokens is 10000000000000, which takes .* are free"):
+        tiny_llm(kv_tokens=10**13)
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    for prompt in ("caf\udce9", [{"role": "user", "content": "\ud800"}]):
+        with pytest.raises(RequestError, match="not valid Unicode at its character"):
+            tiny_llm().generate(prompt)
+
+
+@pytest.mark.parametrize("name", ["draft_dtype", "draft_quantize"])
+def test_options_of_absent_draft_weights_are_checked_too(name: str) -> None:
+    with pytest.raises(ConfigError, match="'zz'"):
+        tiny_llm(**{name: "zz"})

@@ -14,7 +14,8 @@ from ridgeline.core.batch import Batch
 from ridgeline.core.tree import DraftProposal
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
 from ridgeline.kv.store import KVStore
-from ridgeline.model.target import Target, TargetOutput
+from ridgeline.model.target import TargetOutput
+from ridgeline.model.torch_target import TorchTarget
 from tests.engines import GREEDY, TRUTH, oracle, plain_output, random_prompts, tiny_llm
 
 # Memory
@@ -54,13 +55,13 @@ def test_storm_of_requests_leaves_nothing_behind(drafter: str) -> None:
 def count_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of every forward pass from now on."""
     counts: list[int] = []
-    forward = Target.forward
+    forward = TorchTarget.forward
 
-    def counted(target: Target, batch: Batch, features: Sequence[int] = ()) -> TargetOutput:
+    def counted(target: TorchTarget, batch: Batch, features: Sequence[int] = ()) -> TargetOutput:
         counts.append(len(batch.tokens))
         return forward(target, batch, features)
 
-    monkeypatch.setattr(Target, "forward", counted)
+    monkeypatch.setattr(TorchTarget, "forward", counted)
     return counts
 
 

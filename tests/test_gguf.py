@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from ridgeline.errors import ModelLoadError
 from ridgeline.model import gguf_convert
 from ridgeline.model.fetch import demo_model
-from ridgeline.model.gguf_file import read_gguf
+from ridgeline.model.gguf_file import _BadHeaderError, _Parser, read_gguf
 from ridgeline.model.load import load_model
 from tests.loading import CONTEXT, assert_close, eager_logits, logits, refusal
 from tests.tiny import BOS, END_OF_TURN, EOS, tiny_model
@@ -306,6 +307,33 @@ def test_random_damage_to_the_header_never_gets_past_our_errors(
         except ModelLoadError:
             refused += 1
     assert refused > 10
+
+
+HOSTILE = (0, 1, 7, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
+
+
+def test_ten_thousand_damaged_headers_are_refused_or_harmless(whole: bytes) -> None:
+    header = after(whole, b"output_norm.weight") + 24
+    harmless = 0
+    for seed in range(10_000):
+        rng = random.Random(seed)
+        damaged = bytearray(whole)
+        for _ in range(rng.choice([1, 1, 3])):
+            at = rng.randrange(header)
+            width = rng.choice([1, 4, 8])
+            value = rng.choice(HOSTILE) if rng.random() < 0.7 else rng.getrandbits(64)
+            damaged[at : at + width] = value.to_bytes(8, "little")[:width]
+        if rng.random() < 0.1:
+            del damaged[rng.randrange(len(damaged)) :]
+        try:
+            _, tensors = _Parser(bytes(damaged)).parse()
+        except _BadHeaderError:
+            continue
+        harmless += 1
+        for tensor in tensors.values():  # what a reader will touch lies in the file
+            assert 0 <= tensor.offset <= tensor.offset + tensor.nbytes <= len(damaged)
+            assert prod(tensor.shape) < 8 * len(damaged)
+    assert 500 < harmless < 9_500
 
 
 @pytest.mark.smollm2

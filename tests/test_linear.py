@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,29 +11,13 @@ from torch import nn
 
 from ridgeline.model import linear as linear_module
 from ridgeline.model.linear import PackedLinear, matrix_path, pack_linears
+from tests.extension import KERNELS
 
 native = pytest.importorskip("ridgeline._native")
-
-KERNELS = []
-for name in ("avx512", "avx2", "neon", "portable"):
-    try:
-        native.choose_kernels(name)
-        KERNELS.append(name)
-    except ValueError:
-        pass  # this CPU or build lacks them
-native.choose_kernels(KERNELS[0])
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Outputs that end within a tile, inputs that end within a pair, both, several cuts of inputs.
 SHAPES = [(1, 1), (5, 3), (16, 2), (17, 33), (48, 64), (100, 257), (70, 1030)]
-
-
-@pytest.fixture(params=KERNELS)
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.choose_kernels(request.param)
-    native.set_threads(2)
-    yield request.param
-    native.choose_kernels(KERNELS[0])
 
 
 def make(
@@ -145,13 +128,13 @@ def test_refuses_what_it_cannot_do() -> None:
     with pytest.raises(KeyError):
         packed(torch.randn(1, 12, dtype=torch.float64))
     with pytest.raises(ValueError, match="null"):
-        native.Matrix(native.F32, 0, 4, 0, 4, 4)
+        native.dense(native.F32, 0, 4, 0, 4, 4)
     with pytest.raises(ValueError, match="2\\^30"):
-        native.Matrix(native.F32, 64, 4, 0, 0, 4)
+        native.dense(native.F32, 64, 4, 0, 0, 4)
     with pytest.raises(ValueError, match="stride"):
-        native.Matrix(native.F32, 64, 3, 0, 4, 4)
+        native.dense(native.F32, 64, 3, 0, 4, 4)
     with pytest.raises(ValueError, match="type"):
-        native.Matrix(9, 64, 4, 0, 4, 4)
+        native.dense(9, 64, 4, 0, 4, 4)
     with pytest.raises(ValueError, match="threads"):
         native.set_threads(0)
     with pytest.raises(ValueError, match="no kernels named"):
@@ -185,7 +168,6 @@ def test_packs_a_model_and_frees_the_originals() -> None:
     assert type(net.kv_b_proj) is nn.Linear
     assert type(net.other) is nn.Linear
     assert pack_linears(net) == 0
-    assert native.threads() == torch.get_num_threads()
 
 
 def test_skip_and_the_torch_path(monkeypatch: pytest.MonkeyPatch) -> None:

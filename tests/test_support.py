@@ -60,6 +60,7 @@ REFUSED = [
         {"num_kv_shared_layers": 1},
         r"the last 1 layers .* keys and values of earlier",
     ),
+    ("diffllama", {}, r"layer 0 .* computes attention more than once a pass"),
     ("t5", {}, r"t5 is an encoder-decoder model"),
     ("gemma3", {}, r"gemma3 has parts beside a text decoder \(vision_config\)"),
     ("falcon", {"alibi": True}, r"it knows only attention functions of its own"),

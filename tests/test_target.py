@@ -22,7 +22,8 @@ from ridgeline.core.batch import Batch, Entry, pack
 from ridgeline.core.tree import DraftProposal, TokenTree, graft
 from ridgeline.errors import ConfigError
 from ridgeline.kv.store import KVStore
-from ridgeline.model.target import Target, TargetOutput, layer_shapes
+from ridgeline.model.target import TargetOutput
+from ridgeline.model.torch_target import TorchTarget, layer_shapes
 from tests import tiny
 
 TOLERANCE = 1e-4  # logits are about 15 in magnitude
@@ -54,9 +55,9 @@ def ours(family: str) -> PreTrainedModel:
     return model
 
 
-def new_target(family: str) -> Target:
+def new_target(family: str) -> TorchTarget:
     model = ours(family)
-    return Target(model, KVStore(layer_shapes(model), BLOCKS, BLOCK, "cpu"))
+    return TorchTarget(model, KVStore(layer_shapes(model), BLOCKS, BLOCK, "cpu"))
 
 
 def entry(index: int, tree: TokenTree, kv_len: int, keep: Sequence[int] | None = None) -> Entry:
@@ -64,7 +65,7 @@ def entry(index: int, tree: TokenTree, kv_len: int, keep: Sequence[int] | None =
     return Entry(tree, kv_len, SLOTS[index][: kv_len + tree.size], nodes)
 
 
-def prefill(target: Target, chunk: int) -> None:
+def prefill(target: TorchTarget, chunk: int) -> None:
     """Both prefixes, `chunk` tokens of each a step, in one batch as long as both have some."""
     for start in range(0, max(PREFIXES), chunk):
         ends = [min(start + chunk, length) for length in PREFIXES]
@@ -162,7 +163,9 @@ def window_by_slot(batch: Batch) -> Batch:
 
 
 def replace_group(batch: Batch, **changes: Tensor) -> Batch:
-    return replace(batch, groups=(replace(batch.groups[0], **changes),))
+    changed = replace(batch)
+    vars(changed)["groups"] = (replace(batch.groups[0], **changes),)  # in the place of the cached
+    return changed
 
 
 FAULTS = [hide_last_committed, show_siblings, position_as_slot, index_as_position]
@@ -219,8 +222,8 @@ def test_models_of_one_process_do_not_disturb_each_other() -> None:
     shapes = (*layer_shapes(first), *layer_shapes(second))
     store = KVStore(shapes, BLOCKS, BLOCK, "cpu")
     targets = {
-        "gemma2": Target(first, store),
-        "deepseek_v3": Target(second, store, first_layer=len(layer_shapes(first))),
+        "gemma2": TorchTarget(first, store),
+        "deepseek_v3": TorchTarget(second, store, first_layer=len(layer_shapes(first))),
         "llama": new_target("llama"),
     }
     for target in targets.values():
@@ -239,7 +242,7 @@ def test_bf16_stays_near_transformers_in_bf16() -> None:
     shapes = layer_shapes(model)
     assert {shape.dtype for shape in shapes} == {torch.bfloat16}
     tokens = torch.from_numpy(TOKENS[0])
-    target = Target(model, KVStore(shapes, BLOCKS, BLOCK, "cpu"))
+    target = TorchTarget(model, KVStore(shapes, BLOCKS, BLOCK, "cpu"))
     part = entry(0, TokenTree.plain(TOKENS[0]), 0)
     logits = target.forward(pack([part])).logits
     with torch.inference_mode():

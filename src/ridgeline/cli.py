@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FAILED, USAGE = 1, 2
 
 app = typer.Typer(
-    help="Lossless speculative decoding: language models, several times faster, saying the same.",
+    help="Lossless speculative decoding: language models, faster, saying the same.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -45,7 +45,10 @@ Model = Annotated[
         show_default="SmolLM2-135M-Instruct, fetched once",
     ),
 ]
-Dtype = Annotated[str, _option("Of the weights: auto, bfloat16, float16 or float32.", _MODEL)]
+Dtype = Annotated[
+    str, _option("auto (a GGUF file as it is), bfloat16, float16 or float32.", _MODEL)
+]
+Quantize = Annotated[str | None, _option("int8 or int4: round the weights.", _MODEL)]
 Device = Annotated[str, _option("auto, cpu, cuda, ...", _MODEL)]
 Threads = Annotated[int | None, _option("CPU threads.", _MODEL, show_default="torch's choice")]
 DrafterSpec = Annotated[
@@ -91,6 +94,7 @@ def generate(
     ] = False,
     model: Model = None,
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     device: Device = "auto",
     threads: Threads = None,
     batch: Annotated[
@@ -101,7 +105,13 @@ def generate(
         _option("Capacity of the cache.", _MODEL, show_default="from free memory"),
     ] = None,
     drafter: DrafterSpec = "none",
-    draft_dtype: Annotated[str, _option("Of the drafter's own weights.", _DRAFTS)] = "auto",
+    draft_dtype: Annotated[
+        str,
+        _option("Of the drafter's weights; auto: a GGUF file's own, else the target's.", _DRAFTS),
+    ] = "auto",
+    draft_quantize: Annotated[
+        str | None, _option("int8 or int4: round the drafter's weights.", _DRAFTS)
+    ] = None,
     depth: Depth = None,
     nodes: Nodes = None,
     verify: Annotated[
@@ -184,10 +194,12 @@ def generate(
         return load_llm(
             model,
             dtype=dtype,
+            quantize=quantize,
             device=device,
             threads=threads,
             drafter=drafter,
             draft_dtype=draft_dtype,
+            draft_quantize=draft_quantize,
             max_batch=batch,
             kv_tokens=kv_tokens,
             depth=depth,
@@ -202,13 +214,14 @@ def generate(
 def demo(
     model: Model = None,
     dtype: Dtype = "auto",
+    quantize: Quantize = None,
     device: Device = "auto",
     threads: Threads = None,
     drafter: Annotated[
         str | None,
         _option("NAME or NAME:ARGUMENT.", _DRAFTS, show_default="one that needs no weights"),
     ] = None,
-    depth: Annotated[int, _option("Longest path of drafted tokens.", _DRAFTS)] = 8,
+    depth: Annotated[int, _option("Longest path of drafted tokens.", _DRAFTS)] = 4,
     nodes: Nodes = None,
     max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = 300,
     svg: Annotated[
@@ -227,6 +240,7 @@ def demo(
         drafter,
         max_tokens=max_tokens,
         dtype=dtype,
+        quantize=quantize,
         device=device,
         threads=threads,
         depth=depth,
@@ -268,6 +282,9 @@ def execute(arguments: Sequence[str]) -> int:
     except RidgelineError as error:
         report(error)
         return USAGE
+    except OSError as error:  # of standard output: what is read is checked where it is read
+        report(f"the output cannot be written: {error.strerror or error}")
+        return FAILED
 
 
 def main() -> None:
@@ -279,4 +296,6 @@ def main() -> None:
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
     warnings.simplefilter("ignore")
+    if sys.stdout is None or sys.stderr is None:
+        sys.exit(USAGE)  # closed by whoever started this: there is nobody to tell
     sys.exit(execute(sys.argv[1:]))

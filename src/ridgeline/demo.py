@@ -130,7 +130,6 @@ def _table(before: Completion, after: Completion, difference: Difference | None)
 
 def _place(llm: LLM) -> str:
     """What ran where."""
-    module = llm.loaded.module
-    dtype = str(module.dtype).removeprefix("torch.")
-    threads = f", {torch.get_num_threads()} threads" if module.device.type == "cpu" else ""
-    return f"{llm.loaded.name}, {dtype} on {module.device}{threads}"
+    model = llm.loaded.model
+    threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
+    return f"{llm.loaded.name}, {model.computes}, on {model.device}{threads}"

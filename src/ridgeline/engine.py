@@ -30,7 +30,7 @@ from ridgeline.kv.blocks import BlockPool
 from ridgeline.kv.store import KVStore, LayerShape, bytes_per_token
 from ridgeline.kv.table import BlockTable
 from ridgeline.model.load import LoadedModel
-from ridgeline.model.target import Target, TargetOutput, layer_shapes
+from ridgeline.model.target import TargetOutput
 from ridgeline.schedule.policy import FixedPolicy
 from ridgeline.schedule.scheduler import Scheduler, Task
 
@@ -80,15 +80,15 @@ class Engine:
         self.config = config
         self.drafter = drafter
         self._features = drafter.needs.features if drafter else ()
-        own = layer_shapes(loaded.module)
-        layers = [*own, *(drafter.needs.kv if drafter else ())]
-        self.device = loaded.module.device
+        model = loaded.model
+        layers = [*model.layers, *(drafter.needs.kv if drafter else ())]
+        self.device = model.device
         num_blocks = _pool_size(config, layers, loaded.context_len, self.device)
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.store = KVStore(layers, num_blocks, BLOCK_SIZE, self.device)
-        self.target = Target(loaded.module, self.store)
+        self.target = model.bind(self.store)
         if drafter:
-            drafter.bind(self.store, len(own))
+            drafter.bind(self.store, len(model.layers))
         self.scheduler = Scheduler(
             self.pool,
             self.store,
@@ -295,16 +295,21 @@ def _pool_size(
     """Blocks of the pool: what was asked for, else what free memory allows and the batch needs.
 
     Raises:
-        ConfigError: not even one sequence's smallest need fits.
+        ConfigError: more than fits, or less than one sequence's smallest need.
     """
     size = bytes_per_token(layers)
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+    else:
+        available = psutil.virtual_memory().available
     if config.kv_tokens is not None:
         tokens = config.kv_tokens
+        if tokens * size > available:
+            raise ConfigError(
+                f"kv_tokens is {tokens}, which takes {tokens * size / 1e9:.1f} GB where "
+                f"{available / 1e9:.1f} GB are free; it must be at most {available // size}"
+            )
     else:
-        if device.type == "cuda":
-            available = torch.cuda.mem_get_info(device)[0]
-        else:
-            available = psutil.virtual_memory().available
         tokens = min(int(available * MEMORY_SHARE) // size, config.max_batch * context_len)
     if tokens < BLOCK_SIZE:
         raise ConfigError(

@@ -17,7 +17,8 @@ from rich.text import Text
 from ridgeline.draft import drafter_names
 from ridgeline.model.cache import cache_folder
 from ridgeline.model.device import choose_device, choose_dtype, cpu_has_bf16
-from ridgeline.model.linear import matrix_path
+from ridgeline.model.linear import matrix_path, native_kernels
+from ridgeline.model.native import FAMILIES
 
 FEATURES = {
     "AVX2": {"avx2", "hw.optional.avx2_0"},
@@ -59,8 +60,10 @@ def _rows() -> Iterator[tuple[str, str]]:
         has = "has" if cpu_has_bf16() else "has no"
         reason = f"the processor {has} bf16 instructions"
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
-    yield "default dtype", f"{dtype}; {reason}"
-    yield "attention", "paged tree attention in plain torch; no other is built in"
+    yield "default dtype", f"{dtype}, as {reason}; of GGUF files: their own where they run natively"
+    native = native_kernels()
+    decoder = f"native ({native}) for {', '.join(FAMILIES)}; " if native else ""
+    yield "forward pass", f"{decoder}transformers' layers for {'others' if native else 'all'}"
     yield "CPU matrix products", matrix_path()
     yield "drafters", ", ".join(drafter_names())
     yield "cache folder", str(cache_folder())

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from ridgeline.config import EngineConfig
 from ridgeline.core.sampling import SamplingParams, TokenLogprobs
 from ridgeline.core.sequence import FinishReason, Piece, Speculation
@@ -16,7 +14,9 @@ from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.draft import DraftContext, create_drafter
 from ridgeline.engine import Engine
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.model.load import LoadedModel, load_model
+from ridgeline.model.device import choose_dtype
+from ridgeline.model.load import LoadedModel, load_model, quantized_bits
+from ridgeline.model.threads import set_threads
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages with `role` and `content`."""
@@ -92,8 +92,12 @@ class LLM:
     Args:
         model: Hugging Face id, folder of safetensors, GGUF file, or a model loaded already.
         drafter: NAME[:ARGUMENT]; `ridgeline.draft.drafter_names()` lists the names.
-        draft_dtype: dtype of the drafter's own weights, as `dtype`.
-        dtype: `auto`, `bfloat16`, `float16` or `float32`.
+        draft_dtype, draft_quantize: as `dtype` and `quantize`, for the drafter's own weights;
+            `auto` is the target's dtype where it is not a GGUF file's own.
+        dtype: `auto`, `bfloat16`, `float16` or `float32`; `auto`: a GGUF file's own number format
+            where the native decoder runs it, else bf16 on CUDA and on CPUs with bf16
+            instructions, else fp32.
+        quantize: `int8` or `int4`: round the weights of a model that the native decoder runs.
         device: `auto`, `cpu`, `cuda`, ...
         threads: CPU threads; None leaves them as torch has them.
         options: the fields of `EngineConfig`.
@@ -108,7 +112,9 @@ class LLM:
         *,
         drafter: str = "none",
         draft_dtype: str = "auto",
+        draft_quantize: str | None = None,
         dtype: str = "auto",
+        quantize: str | None = None,
         device: str = "auto",
         threads: int | None = None,
         **options: Any,
@@ -120,12 +126,11 @@ class LLM:
                 f"{', '.join(EngineConfig.__dataclass_fields__)}"
             )
         config = EngineConfig(**options)
-        if threads is not None:
-            if threads < 1:
-                raise ConfigError(f"threads is {threads}; it must be at least 1")
-            torch.set_num_threads(threads)
+        set_threads(threads)
         self.loaded = (
-            model if isinstance(model, LoadedModel) else load_model(str(model), dtype, device)
+            model
+            if isinstance(model, LoadedModel)
+            else load_model(str(model), dtype, device, quantize=quantize)
         )
         context = DraftContext(
             target=self.loaded,
@@ -134,12 +139,16 @@ class LLM:
             nodes=config.draft_nodes,
             max_batch_tokens=config.max_batch_tokens,
             dtype=draft_dtype,
+            quantize=draft_quantize,
         )
+        choose_dtype(draft_dtype, self.loaded.model.device)
+        quantized_bits(draft_quantize)
         # Checked also where nothing may be drafted, so that a wrong name never passes unnoticed.
         built = create_drafter(drafter, context)
         self.drafter = built if config.draft_nodes and config.depth else None
         self.engine = Engine(self.loaded, self.drafter, config)
         self._interrupted = False
+        self._streaming = False
 
     def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Encodes a prompt as transformers does and checks it.
@@ -190,14 +199,21 @@ class LLM:
         then ends with one event for each unfinished sample, its completion marked "abort".
 
         Raises:
-            RequestError: a request cannot run.
+            RequestError: a request cannot run, or another stream of this LLM is open.
         """
+        if self._streaming:
+            raise RequestError(
+                "this LLM is generating already; finish or close that stream first, or pass all "
+                "prompts at once"
+            )
         self._interrupted = False
         running: dict[int, tuple[int, int, TokenSequence]] = {}
-        for index, request in enumerate(self._requests(prompts, params)):
-            for sample, sequence in enumerate(self.engine.add(request.tokens, request.params)):
-                running[sequence.id] = (index, sample, sequence)
+        requests = self._requests(prompts, params)
+        self._streaming = True
         try:
+            for index, request in enumerate(requests):
+                for sample, sequence in enumerate(self.engine.add(request.tokens, request.params)):
+                    running[sequence.id] = (index, sample, sequence)
             while running and not self._interrupted:
                 for progress in self.engine.step():
                     sequence = progress.sequence
@@ -213,6 +229,7 @@ class LLM:
         finally:
             for _, _, sequence in running.values():
                 self.engine.abort(sequence)
+            self._streaming = False
 
     def interrupt(self) -> None:
         """Ends the running stream after its present step (safe in a signal handler)."""

@@ -13,6 +13,9 @@ from ridgeline.errors import ConfigError, RequestError
 
 Messages = list[dict[str, str]]
 
+MOST_DIGITS = 20
+"""Of a token id: Python refuses to read numbers of thousands of them."""
+
 PROMPT_KEYS = ("prompt", "messages")
 PARAM_KEYS = tuple(field.name for field in fields(SamplingParams))
 
@@ -72,7 +75,9 @@ def _from_json(text: str, job: Job) -> Job:
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RequestError(f"not valid JSON: {error.msg} at column {error.colno}") from None
+        raise RequestError(
+            f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not valid JSON: {error}") from None
     if not isinstance(given, dict):
@@ -93,7 +98,7 @@ def _from_json(text: str, job: Job) -> Job:
     changes: dict[str, Any] = {key: given[key] for key in given if key not in PROMPT_KEYS}
     if isinstance(changes.get("logit_bias"), Mapping):
         changes["logit_bias"] = {
-            int(token) if token.isdecimal() else token: bias
+            int(token) if token.isdecimal() and len(token) < MOST_DIGITS else token: bias
             for token, bias in changes["logit_bias"].items()
         }
     return replace(

@@ -62,7 +62,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for name in ("ridgeline", "torch", "transformers"):
         assert re.search(rf"^{name} +{re.escape(version(name))} *$", shown, re.MULTILINE)
-    for name in ("processor", "features", "threads", "memory", "default dtype", "attention"):
+    for name in ("processor", "features", "threads", "memory", "default dtype", "forward pass"):
         assert re.search(rf"^{name} +\S", shown, re.MULTILINE)
     assert "ngram" in shown
     name, features = processor()

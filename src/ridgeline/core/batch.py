@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -65,7 +66,15 @@ class Batch:
     """i64[T] where each token's key and value are written"""
     keep: Tensor
     """i64[K] packed rows that need logits, sequence by sequence"""
-    groups: tuple[Group, ...]
+    entries: tuple[Entry, ...]
+    """what was packed, in order"""
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """What attention in plain torch reads; made on first use, on the batch's device."""
+        starts = np.cumsum([0, *(entry.tree.size for entry in self.entries)])
+        device = self.tokens.device
+        return tuple(_group(members, device) for members in _partition(self.entries, starts))
 
 
 def pack(entries: Sequence[Entry], device: torch.device | str = "cpu") -> Batch:
@@ -81,7 +90,7 @@ def pack(entries: Sequence[Entry], device: torch.device | str = "cpu") -> Batch:
         keep=_tensor(
             np.concatenate([s + e.keep for s, e in zip(starts[:-1], entries, strict=True)]), device
         ),
-        groups=tuple(_group(members, device) for members in _partition(entries, starts)),
+        entries=tuple(entries),
     )
 
 

@@ -13,6 +13,10 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this decode greedily: the limit of sampling, without its overflow."""
 
 
+MOST_SAMPLES = 1 << 16
+"""Of one request: each takes memory before it runs."""
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request turns logits into tokens, and when it ends.
@@ -73,7 +77,7 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}"
             )
-        _integer("n", self.n, 1, "1 or more")
+        _integer("n", self.n, 1, f"from 1 to {MOST_SAMPLES}", MOST_SAMPLES)
         if self.seed is not None:
             _integer("seed", self.seed, 0, "from 0 to 2**64 - 1", 2**64 - 1)
         if self.logprobs is not None:

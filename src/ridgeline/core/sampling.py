@@ -23,6 +23,7 @@ __all__ = [
     "TokenLogprobs",
     "draw",
     "draw_drafts",
+    "noise_keys",
     "process",
     "token_logprobs",
 ]

@@ -42,7 +42,9 @@ class DraftContext:
     max_batch_tokens: int
     """tokens that one forward pass of the drafter should not exceed"""
     dtype: str
-    """dtype asked for the drafter's own weights, as `load_model` takes it"""
+    """of the drafter's own weights, as `load_model` takes it, its default being the target's"""
+    quantize: str | None = None
+    """what to round the drafter's own weights to"""
 
 
 @dataclass(frozen=True)

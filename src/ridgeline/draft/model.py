@@ -25,7 +25,6 @@ from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation,
 from ridgeline.errors import ConfigError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel, load_model
-from ridgeline.model.target import Target, layer_shapes
 
 CANDIDATES = 32
 """Likeliest tokens of a draft's distribution among which siblings are looked for."""
@@ -43,14 +42,14 @@ class ModelDrafter:
     name = "model"
 
     def __init__(self, draft: LoadedModel, context: DraftContext) -> None:
-        self.needs = Needs(kv=layer_shapes(draft.module))
+        self.needs = Needs(kv=draft.model.layers)
         self._draft = draft
         self._context = context
         self._fed: dict[int, int] = {}  # per sequence: chain nodes whose keys and values are held
 
     def bind(self, store: KVStore, first_layer: int) -> None:
         """Runs the draft model over the store's layers from `first_layer` on."""
-        self._model = Target(self._draft.module, store, first_layer)
+        self._model = self._draft.model.bind(store, first_layer)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         """A chain, or a chain with siblings, for every request whose tokens the model has seen.
@@ -273,8 +272,14 @@ def model_drafter(argument: str, context: DraftContext) -> ModelDrafter:
     """
     if not argument:
         raise ConfigError("drafter 'model' needs a model to draft with: model:PATH")
-    draft = load_model(argument, context.dtype, str(context.target.module.device))
     target = context.target
+    draft = load_model(
+        argument,
+        context.dtype,
+        str(target.model.device),
+        quantize=context.quantize,
+        default_dtype=target.model.dtype,
+    )
     if target.tokenizer is not None and draft.tokenizer is not None:
         difference = _difference(target.tokenizer, draft.tokenizer)
         if difference:

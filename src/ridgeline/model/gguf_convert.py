@@ -58,8 +58,10 @@ _SINGLE_DIGITS = (
 )
 
 
-def gguf_folder(path: Path, dtype: torch.dtype) -> Path:
+def gguf_folder(path: Path, dtype: torch.dtype | None) -> Path:
     """The transformers folder of a GGUF file with weights in `dtype`, made if it is not there.
+
+    Without a dtype the folder holds all but the weights: configuration and tokenizer.
 
     Raises:
         ModelLoadError: the file is truncated or damaged, of a kind that transformers cannot build,
@@ -67,23 +69,25 @@ def gguf_folder(path: Path, dtype: torch.dtype) -> Path:
         UnsupportedModelError: the model has a part that cannot run here.
     """
     home = cache_folder() / "gguf"
-    name = f"{_digest(path, home)}-{str(dtype).removeprefix('torch.')}-{_FORMAT}"
+    kind = str(dtype).removeprefix("torch.") if dtype else "description"
+    name = f"{_digest(path, home)}-{kind}-{_FORMAT}"
     target = home / name
     if target.is_dir():
         return target
     header = read_gguf(path)
     config = gguf_config(header)
     check_supported(config)
-    plan = WeightPlan(header, config, dtype)
+    plan = WeightPlan(header, config, dtype) if dtype else None
     tokenizer = gguf_tokenizer(header)
-    room = plan.nbytes + (64 << 20)
+    room = (plan.nbytes if plan else 0) + (64 << 20)
     with staging_folder(target, room, f"unpacking {path.name}") as staging:
         folder = staging / name
         folder.mkdir()
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         _generation_config(header).save_pretrained(folder)
-        plan.write(folder / "model.safetensors")
+        if plan:
+            plan.write(folder / "model.safetensors")
         try:
             folder.rename(target)
         except OSError:

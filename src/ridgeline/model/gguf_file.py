@@ -29,6 +29,7 @@ _SCALARS = {
     **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f"},
     **{7: "?", 10: "Q", 11: "q", 12: "d"},
 }
+_LENGTH = struct.Struct("<Q")
 _SMALLEST_ENTRY = 13  # bytes: a key of no characters, its type, a one-byte value
 _SMALLEST_TENSOR = 24  # bytes: a name of no characters, no dimensions, type and offset
 
@@ -83,9 +84,9 @@ class _BadHeaderError(Exception):
 
 
 class _Parser:
-    """A cursor over the mapped file; each read is checked against the file's end."""
+    """A cursor over the file, mapped or in memory; each read is checked against the file's end."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
         self._size = len(data)
         self._at = 0
@@ -159,24 +160,38 @@ class _Parser:
             raise _BadHeaderError(f"an array holds values of type {element}")
         if count * 8 > self._size - self._at:  # each string states its length in 8 bytes
             raise _BadHeaderError(f"an array of {count} strings does not fit in the file")
-        return [self._string() for _ in range(count)]
+        return self._strings(count)
 
     def _string(self) -> str:
-        raw = self._take(self._number("Q"))
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise _BadHeaderError(f"the text {raw[:40]!r} is not UTF-8") from None
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        """Without a call for each: a vocabulary and its merges are 300,000."""
+        data, at, strings = self._data, self._at, []
+        for _ in range(count):
+            start = at + 8
+            at = start + (_LENGTH.unpack_from(data, at)[0] if start <= self._size else self._size)
+            if at > self._size:
+                raise _BadHeaderError(self._ends())
+            try:
+                strings.append(data[start:at].decode())
+            except UnicodeDecodeError:
+                raise _BadHeaderError(f"the text {data[start:at][:40]!r} is not UTF-8") from None
+        self._at = at
+        return strings
 
     def _number(self, code: str) -> Any:
         size = struct.calcsize(f"<{code}")
         return struct.unpack(f"<{code}", self._take(size))[0]
 
+    def _ends(self) -> str:
+        return (
+            f"it ends at byte {self._size}, inside its header: the file is cut short or damaged; "
+            "download it again"
+        )
+
     def _take(self, count: int) -> bytes:
         if count > self._size - self._at:
-            raise _BadHeaderError(
-                f"it ends at byte {self._size}, inside its header: the file is cut short or "
-                "damaged; download it again"
-            )
+            raise _BadHeaderError(self._ends())
         self._at += count
         return self._data[self._at - count : self._at]

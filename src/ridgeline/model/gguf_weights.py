@@ -96,6 +96,24 @@ class WeightPlan:
         """Bytes of all weights once unpacked."""
         return sum(prod(shape) * dtype.itemsize for dtype, shape in self._layout.values())
 
+    def sources(self) -> dict[str, GGUFTensor]:
+        """The tensor that fills each parameter; none of them is merged from several."""
+        return {str(self._target(tensor)): tensor for tensor in self._tensors()}
+
+    def row_order(self, tensor: GGUFTensor) -> NDArray[np.int32]:
+        """i32[rows]: which stored row of a matrix each row of its parameter is."""
+        order = np.arange(tensor.shape[0], dtype=np.float64)[:, None]
+        if self._changed.search(tensor.name):
+            order = self._processor.process(weights=order, name=tensor.name).weights
+        return np.ascontiguousarray(order[:, 0]).astype(np.int32)
+
+    def values(self, tensor: GGUFTensor) -> NDArray[np.float32]:
+        """A tensor unpacked whole and passed through the family's processor."""
+        values = _unpack(self._header.rows(tensor), tensor).reshape(tensor.shape)
+        if self._changed.search(tensor.name):
+            values = self._processor.process(weights=values, name=tensor.name).weights
+        return np.ascontiguousarray(values, dtype=np.float32)
+
     def write(self, path: Path) -> None:
         """Unpack every tensor into a new safetensors file under transformers' names."""
         tensors = sorted(self._tensors(), key=lambda tensor: -prod(tensor.shape))
@@ -129,6 +147,13 @@ class WeightPlan:
                 raise ModelLoadError(
                     f"{path} holds a tensor {tensor.name!r} that transformers' "
                     f"{self._header.architecture} model has no place for"
+                )
+            shape = self._layout[target][1]
+            whole = self._header.architecture != "gpt2" and "_exps" not in tensor.name
+            if whole and tensor.shape not in (shape, _squeezed(shape)):
+                raise ModelLoadError(
+                    f"{path} holds {tensor.name!r} of shape {list(tensor.shape)} where its "
+                    f"metadata calls for {list(shape)}: it is incomplete or damaged"
                 )
             filled[target] += prod(tensor.shape)
             kinds[tensor.kind] = tensor
@@ -169,10 +194,13 @@ class WeightPlan:
 
     def _write_changed(self, tensor: GGUFTensor, name: str, file: _WeightFile) -> int:
         """Unpack one tensor whole and pass it through the family's processor."""
-        values = _unpack(self._header.rows(tensor), tensor).reshape(tensor.shape)
-        changed = self._processor.process(weights=values, name=tensor.name).weights
-        file.write(name, 0, torch.from_numpy(np.ascontiguousarray(changed)))
+        file.write(name, 0, torch.from_numpy(self.values(tensor)))
         return tensor.nbytes
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without dimensions of 1, which some files leave out."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _write_slice(

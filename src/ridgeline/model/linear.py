@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 _native: ModuleType | None = None
-_TYPES: dict[torch.dtype, int] = {}
+TYPES: dict[torch.dtype, int] = {}
+"""The extension's numbers of element types; matrices are fp32 or bf16, caches fp16 too."""
 try:
     _native = import_module("ridgeline._native")
-    _TYPES = {torch.float32: _native.F32, torch.bfloat16: _native.BF16}
+    TYPES = {
+        torch.float32: _native.F32,
+        torch.bfloat16: _native.BF16,
+        torch.float16: _native.F16,
+    }
 except ImportError as error:
     _missing = str(error)
 
@@ -32,38 +38,26 @@ class PackedLinear(nn.Module):
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        assert _native is not None, "pack_linears() makes these where the extension is built"
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         self.dtype = linear.weight.dtype
         self.bias = linear.bias
-        weight = linear.weight.detach()
-        if weight.stride(1) != 1:
-            weight = weight.contiguous()
-        bias = None if linear.bias is None else linear.bias.detach().to(weight.dtype).contiguous()
-        self._matrix = _native.Matrix(
-            type=_TYPES[weight.dtype],
-            weights=weight.data_ptr(),
-            stride=weight.stride(0),
-            bias=0 if bias is None else bias.data_ptr(),
-            outputs=self.out_features,
-            inputs=self.in_features,
-        )
+        self.matrix = pack(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply; raises KeyError for another dtype, ValueError for another width."""
         if not x.is_contiguous():
             x = x.contiguous()
         y = x.new_empty((*x.shape[:-1], self.out_features))
-        self._matrix.multiply(_TYPES[x.dtype], x.data_ptr(), x.numel(), y.data_ptr(), y.numel())
+        self.matrix.multiply(TYPES[x.dtype], x.data_ptr(), x.numel(), y.data_ptr(), y.numel())
         return y
 
     @property
     def weight(self) -> Tensor:
         """The weights [out_features, in_features], unpacked anew at every read: a slow copy."""
         weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
-        self._matrix.unpack(weight.data_ptr(), weight.numel())
+        self.matrix.unpack(weight.data_ptr(), weight.numel())
         return weight
 
     def extra_repr(self) -> str:
@@ -72,16 +66,33 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
 
 
+def pack(linear: nn.Linear, bits: int | None = None) -> Any:
+    """The layer's weights and bias as a native matrix, as they are or rounded to 4 or 8 bits."""
+    weight = linear.weight.detach()
+    if weight.stride(1) != 1 or bits:
+        weight = weight.contiguous()
+    bias = None if linear.bias is None else linear.bias.detach().to(weight.dtype).contiguous()
+    shared = {
+        "type": TYPES[weight.dtype],
+        "weights": weight.data_ptr(),
+        "bias": 0 if bias is None else bias.data_ptr(),
+        "outputs": linear.out_features,
+        "inputs": linear.in_features,
+    }
+    if bits:
+        return native_module().quantised(bits=bits, **shared)
+    return native_module().dense(stride=weight.stride(0), **shared)
+
+
 def pack_linears(module: nn.Module, skip: Collection[str] = RAW_WEIGHTS) -> int:
     """Replace the linear layers below `module` by packed ones and return how many were replaced.
 
     Takes layers on the CPU in fp32 or bf16, but none whose last name is in `skip`; none at all
     without the extension. Each original goes as its copy comes, so memory grows by a layer at most;
-    a head tied to the embedding becomes a copy of it. The native threads become as many as torch's.
+    a head tied to the embedding becomes a copy of it.
     """
     if _native is None:
         return 0
-    _native.set_threads(torch.get_num_threads())
     replaced = 0
     # Lists of names, not of layers: those would keep every original alive to the end.
     for parent in [m for m in module.modules() if not isinstance(m, nn.Linear)]:
@@ -95,7 +106,24 @@ def pack_linears(module: nn.Module, skip: Collection[str] = RAW_WEIGHTS) -> int:
 
 
 def _packs(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype in _TYPES
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+
+
+def set_native_threads(threads: int) -> None:
+    """Size the native product's pool of threads, where the extension is built."""
+    if _native is not None:
+        _native.set_threads(threads)
+
+
+def native_module() -> ModuleType:
+    """The extension; only called where it is built."""
+    assert _native is not None
+    return _native
+
+
+def native_kernels() -> str | None:
+    """The instruction set that the native code uses; None where it is not built."""
+    return None if _native is None else str(_native.kernels())
 
 
 def matrix_path() -> str:

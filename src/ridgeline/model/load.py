@@ -13,19 +13,26 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
+    GenerationConfig,
+    PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
 
 from ridgeline.attention.interface import ATTENTION
-from ridgeline.errors import ModelLoadError, RequestError, RidgelineError
+from ridgeline.errors import ConfigError, ModelLoadError, RequestError, RidgelineError
 from ridgeline.model import hub
 from ridgeline.model.device import choose_device, choose_dtype
 from ridgeline.model.gguf_convert import gguf_folder
-from ridgeline.model.linear import pack_linears
+from ridgeline.model.gguf_file import read_gguf
+from ridgeline.model.linear import native_kernels, pack_linears, set_native_threads
+from ridgeline.model.native import ModuleSource, NativeModel, obstacle
+from ridgeline.model.native_gguf import GGUFSource, packs
 from ridgeline.model.support import check_supported, context_length
+from ridgeline.model.target import Model
+from ridgeline.model.torch_target import TorchModel
 
+_CACHE_ONLY = (torch.float16, "cpu")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -35,8 +42,7 @@ class LoadedModel:
 
     name: str
     """for messages and reports"""
-    module: PreTrainedModel
-    """in eval mode, without gradients, calling the attention function that Ridgeline registers"""
+    model: Model
     tokenizer: PreTrainedTokenizerBase | None
     end_tokens: frozenset[int]
     """tokens that end a text"""
@@ -47,11 +53,11 @@ class LoadedModel:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens (BOS) that the tokenizer adds."""
-        return list(self._tokenizer().encode(text))
+        return list(self._tokenizer().encode(_unicode(text)))
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a piece of text; no special token is added."""
-        return list(self._tokenizer().encode(text, add_special_tokens=False))
+        return list(self._tokenizer().encode(_unicode(text), add_special_tokens=False))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation through the model's chat template, ready for the answer.
@@ -62,6 +68,9 @@ class LoadedModel:
         tokenizer = self._tokenizer()
         if not tokenizer.chat_template:
             raise RequestError(f"{self.name} has no chat template; give it a plain prompt")
+        for message in messages:
+            for value in message.values():
+                _unicode(str(value))
         try:
             tokens: list[int] = tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
@@ -80,20 +89,39 @@ class LoadedModel:
         return self.tokenizer
 
 
-def load_model(path: str, dtype: str | torch.dtype = "auto", device: str = "auto") -> LoadedModel:
+def load_model(
+    path: str,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    *,
+    quantize: str | None = None,
+    default_dtype: torch.dtype | None = None,
+) -> LoadedModel:
     """Load a model for Ridgeline's engine.
 
     `path` is a Hugging Face id, a local folder as `save_pretrained` writes it (sharded or not), or
-    a GGUF file. `dtype` "auto" is bf16 on CUDA and on CPUs with bf16 instructions, else fp32.
-    Each model gets a configuration of its own, so that several can live in one process. Mixtures
-    compute their experts eagerly: other ways let the batch change the order of sums.
+    a GGUF file. Models of the Llama family run on the native decoder where it is built, all others
+    on transformers' layers. `dtype` "auto" runs a GGUF file with the weights as they are where the
+    native decoder can; otherwise it is `default_dtype`, or else bf16 on CUDA and on CPUs with bf16
+    instructions and fp32 elsewhere. `quantize`, "int8" or "int4", rounds the native decoder's
+    weights in groups of 32. Each model gets a configuration of its own, so that several can live
+    in one process. Mixtures compute their experts eagerly: other ways let the batch change the
+    order of sums.
 
     Raises:
-        ConfigError: the dtype or the device is unknown or not there.
+        ConfigError: the dtype, the device or the quantisation is unknown or not there.
         ModelLoadError: files are missing, damaged or unreadable.
         UnsupportedModelError: the model has a part that cannot run here.
     """
     chosen_device = choose_device(device)
+    bits = quantized_bits(quantize)
+    set_native_threads(torch.get_num_threads())  # several pack faster than one
+    as_it_is = _load_quantised(path, chosen_device) if (dtype, bits) == ("auto", None) else None
+    if as_it_is:
+        return as_it_is
+    # fp16 is how a quantised model keeps its cache; nothing computes in it on a CPU.
+    if dtype == "auto" and default_dtype and (default_dtype, chosen_device.type) != _CACHE_ONLY:
+        dtype = default_dtype
     chosen_dtype = choose_dtype(dtype, chosen_device)
     local = _local_folder(path, chosen_dtype)
     if local is None:
@@ -125,15 +153,65 @@ def load_model(path: str, dtype: str | torch.dtype = "auto", device: str = "auto
             "its download or conversion is incomplete"
         )
     module.eval().requires_grad_(False).to(chosen_device)
-    pack_linears(module)
+    reason = obstacle(config, chosen_device)
+    if bits and reason:
+        raise ConfigError(f"{path} cannot be quantised here: {reason}")
+    model: Model
+    with _one_line_errors(path):
+        if reason is None and chosen_dtype in (torch.float32, torch.bfloat16):
+            model = NativeModel(module.config, ModuleSource(module, bits), chosen_dtype)
+        else:
+            pack_linears(module)
+            model = TorchModel(module)
     return LoadedModel(
         name=Path(path).stem if local else path,
-        module=module,
+        model=model,
         tokenizer=tokenizer,
-        end_tokens=_end_tokens(module),
+        end_tokens=_end_tokens(module.generation_config, module.config),
         context_len=context_length(module.config),
         vocab_size=module.config.vocab_size,
     )
+
+
+def _load_quantised(path: str, device: torch.device) -> LoadedModel | None:
+    """A GGUF file with its weights as they are; None if the native decoder cannot run it so."""
+    file = Path(path).expanduser()
+    if not (file.is_file() and file.suffix == ".gguf") or native_kernels() is None:
+        return None
+    header = read_gguf(file)
+    folder = str(gguf_folder(file, None))
+    with _one_line_errors(path):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if obstacle(config, device) or not packs(header):
+            return None
+        return LoadedModel(
+            name=file.stem,
+            model=NativeModel(config, GGUFSource(header, config), torch.float16),
+            tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
+            end_tokens=_end_tokens(GenerationConfig.from_pretrained(folder), config),
+            context_len=context_length(config),
+            vocab_size=config.vocab_size,
+        )
+
+
+def _unicode(text: str) -> str:
+    """The text; RequestError where it holds bytes that were not UTF-8, or halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text is not valid Unicode at its character {error.start + 1}; give UTF-8"
+        ) from None
+    return text
+
+
+def quantized_bits(quantize: str | None) -> int | None:
+    """Bits of a weight; None: as they are. ConfigError for another name."""
+    if quantize is None:
+        return None
+    if quantize not in ("int8", "int4"):
+        raise ConfigError(f"quantize is {quantize!r}; it must be int8 or int4")
+    return int(quantize.removeprefix("int"))
 
 
 def _local_folder(path: str, dtype: torch.dtype) -> Path | None:
@@ -152,11 +230,11 @@ def _local_folder(path: str, dtype: torch.dtype) -> Path | None:
     return None
 
 
-def _end_tokens(module: PreTrainedModel) -> frozenset[int]:
+def _end_tokens(generation: GenerationConfig, config: PreTrainedConfig) -> frozenset[int]:
     """Where transformers would stop: the generation config's end tokens, else the config's."""
-    ends = module.generation_config.eos_token_id
+    ends = generation.eos_token_id
     if ends is None:
-        ends = module.config.eos_token_id
+        ends = config.eos_token_id
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)

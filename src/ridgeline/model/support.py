@@ -24,7 +24,7 @@ from transformers import (
 
 from ridgeline.attention.interface import ATTENTION
 from ridgeline.errors import UnsupportedModelError
-from ridgeline.model.target import layer_shapes
+from ridgeline.model.torch_target import layer_shapes
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention")
 _OTHER_CONFIGS = {"text_config", "attn_config", "ffn_config"}  # sub-configurations of a decoder

@@ -1,0 +1,94 @@
+"""How far quantised arithmetic moves the next-token distributions: ours and llama.cpp's.
+
+Both run the same GGUF file; the truth is an fp32 run of its dequantised weights. The text is this
+project's own documents, which no model was trained on. llama.cpp runs in the environment that
+`benchmarks/peers/setup.sh` makes; without it only our figures appear.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from provenance import ROOT, provenance
+from ridgeline.core.batch import Entry, pack
+from ridgeline.core.tree import TokenTree
+from ridgeline.kv.store import KVStore
+from ridgeline.model.load import LoadedModel, load_model
+
+HERE = Path(__file__).parent
+LLAMACPP = ROOT / ".venv-peers" / "llamacpp" / "bin" / "python"
+TEXTS = ("docs/verification.md", "docs/add_a_drafter.md", "docs/structure.md", "README.md")
+SEGMENT = 256  # tokens of one context
+
+
+def our_logits(loaded: LoadedModel, segments: np.ndarray) -> Tensor:
+    """f32[S,SEGMENT,V]"""
+    store = KVStore(loaded.model.layers, SEGMENT // 16, 16, "cpu")
+    target, slots = loaded.model.bind(store), np.arange(SEGMENT)
+    return torch.stack(
+        [
+            target.forward(pack([Entry(TokenTree.plain(tokens), 0, slots, slots)])).logits
+            for tokens in segments
+        ]
+    )
+
+
+def their_logits(model: Path, segments: np.ndarray) -> Tensor:
+    """The same by llama.cpp."""
+    with tempfile.TemporaryDirectory() as folder:
+        job, result = Path(folder) / "job.json", Path(folder) / "logits.npy"
+        job.write_text(json.dumps({"model": str(model), "segments": segments.tolist()}))
+        subprocess.run([LLAMACPP, HERE / "peers" / "logits_llamacpp.py", job, result], check=True)
+        return torch.from_numpy(np.load(result))
+
+
+def compare(truth: Tensor, other: Tensor) -> dict[str, float]:
+    """Mean KL(truth, other) in nats, its 99th percentile, and how often the same token leads."""
+    divergences, same = [], []
+    for p, q in zip(truth, other[..., : truth.shape[-1]], strict=True):
+        p, q = p.log_softmax(-1), q.float().log_softmax(-1)
+        divergences.append((p.exp() * (p - q)).sum(-1))
+        same.append(p.argmax(-1) == q.argmax(-1))
+    divergence = torch.cat(divergences)
+    return {
+        "mean_kl": float(divergence.mean()),
+        "kl_99": float(divergence.quantile(0.99)),
+        "same_first": float(torch.cat(same).float().mean()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--out", type=Path, help="results/accuracy-MODEL.json")
+    args = parser.parse_args()
+    path = args.model.resolve()
+    dense = load_model(str(path), "float32")
+    text = "\n".join((ROOT / name).read_text() for name in TEXTS)
+    tokens = np.array(dense.encode_text(text)[: args.tokens // SEGMENT * SEGMENT])
+    segments = tokens.reshape(-1, SEGMENT)
+    truth = our_logits(dense, segments)
+    del dense
+    results: dict[str, Any] = {
+        "ridgeline": compare(truth, our_logits(load_model(str(path)), segments))
+    }
+    if LLAMACPP.exists():
+        results["llama.cpp"] = compare(truth, their_logits(path, segments))
+    report = {"provenance": provenance(args), "tokens": len(tokens), "results": results}
+    out = args.out or HERE / "results" / f"accuracy-{path.stem}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
+    for name, row in results.items():
+        print(f"{name}: " + ", ".join(f"{key} {value:.5f}" for key, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()

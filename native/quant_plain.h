@@ -1,0 +1,65 @@
+// Products of quantised weights in plain C++ over the vector type V of tile.h.
+#pragma once
+
+#include "quant_tile.h"
+
+namespace ridgeline {
+namespace {
+
+template <class V>
+struct PlainQuant {
+  template <int Bits, int Group, bool Affine>
+  static void tile(const QuantBlock& b) {
+    quant_tile<PlainQuant, Bits, Group, Affine>(b);
+  }
+  static constexpr int lanes = kTile;
+  struct W {
+    uint8_t v[4 * kTile];
+  };
+  struct Sum {
+    int32_t v[kTile];
+  };
+  using F = V;
+
+  template <int Bits, int Count>
+  static void unpack(const std::byte* strip, int part, W* w) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(strip);
+    for (int i = 0; i < Count; i++) {
+      const int at = part * Count + i;
+      for (int j = 0; j < 4 * kTile; j++) {
+        if constexpr (Bits == 8) {
+          w[i].v[j] = bytes[64 * at + j];
+        } else {
+          w[i].v[j] = bytes[64 * (at / 2) + j] >> at % 2 * 4 & 15;
+          if constexpr (Bits == 6) w[i].v[j] |= (bytes[256 + 64 * (at / 4) + j] >> at % 4 * 2 & 3) << 4;
+        }
+      }
+    }
+  }
+  template <int, int Count>
+  static Sum dot(const W* w, const int8_t* x) {
+    Sum sum{};
+    for (int i = 0; i < Count; i++)
+      for (int output = 0; output < kTile; output++)
+        for (int j = 0; j < 4; j++) sum.v[output] += w[i].v[4 * output + j] * x[4 * i + j];
+    return sum;
+  }
+  static Sum subtract(Sum sum, int32_t all) {
+    for (int32_t& v : sum.v) v -= all;
+    return sum;
+  }
+  static F to_float(const Sum& sum) {
+    float v[kTile];
+    for (int i = 0; i < kTile; i++) v[i] = float(sum.v[i]);
+    return V::load(v);
+  }
+  static F half(const std::byte* p) { return V::load_half(reinterpret_cast<const uint16_t*>(p)); }
+  static F load(const float* p) { return V::load(p); }
+  static void store(float* p, const F& v) { V::store(p, v); }
+  static F broadcast(float v) { return V::broadcast(&v); }
+  static F multiply(const F& a, const F& b) { return V::multiply(a, b); }
+  static F fma(const F& a, const F& b, const F& sum) { return V::fma(a, b, sum); }
+};
+
+}  // namespace
+}  // namespace ridgeline

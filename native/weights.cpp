@@ -1,0 +1,281 @@
+#include "weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "half.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace ridgeline {
+namespace {
+
+// Measured on Zen 3; half and twice of each make no difference beyond noise.
+constexpr int kInputs = 256;     // inputs of a tile at a time where its rows take several blocks
+constexpr int kAhead = 2048;     // bytes to prefetch before their use
+constexpr int kShares = 8;       // shares of the work for each thread
+constexpr int kSmall = 1 << 15;  // multiplications below which waking a thread costs more
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+int even(int n) { return n + (n & 1); }
+
+}  // namespace
+
+void Rows::resize(int rows, int width) {
+  const int strips = ceil_div(width, kStrip);
+  rows_ = rows;
+  width_ = width;
+  stride_ = ptrdiff_t(width + 63) / 64 * 64 + 16;
+  if (values_.size() < size_t(rows) * stride_) values_.resize(size_t(rows) * stride_);
+  for (int i = 0; i < rows; i++) std::fill_n(row(i) + width, stride_ - width, 0.0f);
+  quantised_.strips = strips;
+}
+
+void Rows::quantise() {
+  const size_t strips = size_t(rows_) * quantised_.strips;
+  if (scales_.size() < strips) {
+    q_.resize(strips * kStrip);
+    scales_.resize(strips);
+    totals_.resize(strips);
+    sums_.resize(strips * 3);
+  }
+  quantised_ = {q_.data(), scales_.data(), totals_.data(), sums_.data(), quantised_.strips};
+  const Kernels& k = kernels();
+  const auto convert = [&](int i) { k.quantise(row(i), quantised_, i); };
+  Pool::instance().each(rows_, rows_ * width_ > kSmall, convert);
+}
+
+Weights::Weights(int outputs, int inputs, Type bias_type, const void* bias)
+    : outputs_(outputs), inputs_(inputs), bias_(size_t(tiles()) * kTile) {
+  if (bias) kernels().widen(bias_type, bias, bias_.data(), outputs);
+}
+
+void Weights::write(const float* sums, int row, int rows, int tile, int width,
+                    const Output& y) const {
+  const int output = tile * kTile;
+  const int count = std::min(width * kTile, outputs_ - output);
+  auto* to = static_cast<std::byte*>(y.data) + (row * y.stride + output) * size_of(y.type);
+  for (int i = 0; i < rows; i++, sums += width * kTile, to += y.stride * size_of(y.type))
+    kernels().narrow(y.type, sums, bias_.data() + output, to, count);
+}
+
+DenseWeights::DenseWeights(Type type, const void* weights, size_t stride, const void* bias,
+                           int outputs, int inputs)
+    : Weights(outputs, inputs, type, bias),
+      type_(type),
+      tile_bytes_(even(inputs) * size_of(type) * kTile),
+      weights_(allocate_weights(bytes())) {
+  // Both layouts are a transposition of 32-bit words: one fp32 number or a pair of bf16.
+  const size_t row_bytes = stride * size_of(type);
+  const size_t words = inputs * size_of(type) / 4, rest = inputs * size_of(type) % 4;
+  Pool::instance().run(tiles(), [&](int tile) {
+    const auto* from = static_cast<const std::byte*>(weights) + tile * kTile * row_bytes;
+    std::byte* to = weights_.get() + tile * tile_bytes_;
+    const int filled = std::min(kTile, outputs - tile * kTile);
+    for (size_t word = 0; word < words; word++, to += 4 * kTile)
+      for (int n = 0; n < filled; n++) std::memcpy(to + 4 * n, from + n * row_bytes + 4 * word, 4);
+    if (rest)
+      for (int n = 0; n < filled; n++)
+        std::memcpy(to + 4 * n, from + n * row_bytes + 4 * words, rest);
+  });
+}
+
+void DenseWeights::unpack(void* weights) const {
+  const size_t row_bytes = inputs_ * size_of(type_);
+  for (int n = 0; n < outputs_; n++) {
+    const std::byte* from = weights_.get() + n / kTile * tile_bytes_ + n % kTile * 4;
+    auto* to = static_cast<std::byte*>(weights) + n * row_bytes;
+    for (size_t at = 0; at < row_bytes; at += 4)
+      std::memcpy(to + at, from + at * kTile, std::min<size_t>(4, row_bytes - at));
+  }
+}
+
+void DenseWeights::multiply(const Rows& x, int first, int end, const Output& y) const {
+  for (int row = 0; row < x.rows(); row += kRowGroup) {
+    const int rows = std::min(kRowGroup, x.rows() - row);
+    const int block_rows = ceil_div(rows, ceil_div(rows, kernels().max_rows));
+    const int widest = kernels().block[int(type_)][block_rows - 1][1] ? 2 : 1;
+    int tile = first;
+    for (; tile + widest <= end; tile += widest) multiply_group(x, row, rows, tile, widest, y);
+    for (; tile < end; tile++) multiply_group(x, row, rows, tile, 1, y);
+  }
+}
+
+// `width` tiles from `tile` on, for some of the rows.
+void DenseWeights::multiply_group(const Rows& x, int row, int rows, int tile, int width,
+                                  const Output& y) const {
+  const Kernels& k = kernels();
+  const int blocks = ceil_div(rows, k.max_rows);
+  float sums[kRowGroup * kTile * kWidths];
+  std::fill_n(sums, rows * width * kTile, 0.0f);
+  const std::byte* weights = weights_.get() + tile * tile_bytes_;
+  const ptrdiff_t pair_bytes = 2 * size_of(type_) * kTile;
+  const int chunk = blocks == 1 ? even(inputs_) : kInputs;
+  for (int from = 0; from < inputs_; from += chunk) {
+    const int count = std::min(chunk, even(inputs_) - from);
+    const std::byte* w = weights + from / 2 * pair_bytes;
+    for (int b = 0, done = 0; b < blocks; b++) {
+      const int n = rows / blocks + (b < rows % blocks);
+      const ptrdiff_t share = count / 2 * pair_bytes / blocks;
+      const std::byte* ahead = blocks == 1 ? w + kAhead : w + count / 2 * pair_bytes + b * share;
+      k.block[int(type_)][n - 1][width - 1]({x.row(row + done) + from, x.stride(), w,
+                                             ptrdiff_t(tile_bytes_), count,
+                                             sums + done * width * kTile, ahead,
+                                             pair_bytes / blocks});
+      done += n;
+    }
+  }
+  write(sums, row, rows, tile, width, y);
+}
+
+QuantWeights::QuantWeights(const BlockType& type, const std::byte* blocks, const int32_t* rows,
+                           const float* bias, int outputs, int inputs)
+    : Weights(outputs, inputs, Type::f32, bias), format_(type.format) {
+  allocate();
+  const int strips = inputs / kStrip, block_strips = type.weights / kStrip;
+  const size_t row_bytes = size_t(inputs / type.weights) * type.bytes;
+  Pool::instance().run(tiles(), [&](int tile) {
+    Strip values[kTile] = {};
+    const int filled = std::min(kTile, outputs - tile * kTile);
+    for (int s = 0; s < strips; s++) {
+      for (int n = 0; n < filled; n++) {
+        const std::byte* block =
+            blocks + rows[tile * kTile + n] * row_bytes + size_t(s / block_strips) * type.bytes;
+        type.decode(block, s % block_strips, values[n]);
+      }
+      put(tile, s, values);
+    }
+  });
+}
+
+QuantWeights::QuantWeights(int bits, Type type, const void* weights, const void* bias, int outputs,
+                           int inputs)
+    : Weights(outputs, inputs, type, bias), format_{bits, 32, bits == 4} {
+  allocate();
+  const size_t row_bytes = inputs * size_of(type);
+  Pool::instance().run(tiles(), [&](int tile) {
+    Strip values[kTile] = {};
+    const int filled = std::min(kTile, outputs - tile * kTile);
+    for (int s = 0; s < inputs / kStrip; s++) {
+      for (int n = 0; n < filled; n++) {
+        float w[kStrip];
+        const auto* row = static_cast<const std::byte*>(weights) + (tile * kTile + n) * row_bytes;
+        kernels().widen(type, row + size_t(s) * kStrip * size_of(type), w, kStrip);
+        round(w, values[n]);
+      }
+      put(tile, s, values);
+    }
+  });
+}
+
+// 4 bits span the group's range; 8 bits are symmetric about zero.
+void QuantWeights::round(const float* w, Strip& to) const {
+  const auto [low, high] = std::minmax_element(w, w + kStrip);
+  const int levels = (1 << format_.bits) - 1;
+  const float range = format_.affine ? *high - *low : std::max(-*low, *high);
+  const float steps = format_.affine ? float(levels) : 127.0f;
+  const float scale = half_to_float(float_to_half(range / steps));
+  const float minimum = format_.affine ? half_to_float(float_to_half(*low)) : 0;
+  const float inverse = scale > 0 ? 1 / scale : 0;
+  for (int i = 0; i < kStrip; i++) {
+    const int q = int(__builtin_rintf((w[i] - minimum) * inverse)) + format_.offset();
+    to.q[i] = uint8_t(std::clamp(q, 0, levels));
+  }
+  to.scale[0] = to.scale[1] = scale;
+  to.minimum[0] = to.minimum[1] = minimum;
+}
+
+void QuantWeights::allocate() {
+  tile_bytes_ = size_t(inputs_ / kStrip) * strip_bytes(format_.bits, format_.group, format_.affine);
+  weights_ = allocate_weights(bytes());
+}
+
+// One strip of a tile; four inputs of an output at a time.
+void QuantWeights::put(int tile, int strip, const Strip* outputs) {
+  std::byte* to = weights_.get() + tile * tile_bytes_ +
+                  size_t(strip) * strip_bytes(format_.bits, format_.group, format_.affine);
+  auto* halves = reinterpret_cast<uint16_t*>(to + strip_planes(format_.bits));
+  const int sets = kStrip / format_.group;
+  for (int lane = 0; lane < kTile; lane++, to += 4) {
+    const Strip& values = outputs[lane];
+    uint32_t quads[8];
+    std::memcpy(quads, values.q, sizeof quads);
+    const auto store = [&](int line, uint32_t quad) { std::memcpy(to + 64 * line, &quad, 4); };
+    if (format_.bits == 8) {
+      for (int i = 0; i < 8; i++) store(i, quads[i]);
+    } else {
+      const uint32_t low = 0x0f0f0f0f;
+      for (int i = 0; i < 4; i++) store(i, (quads[2 * i] & low) | (quads[2 * i + 1] & low) << 4);
+    }
+    if (format_.bits == 6)
+      for (int i = 0; i < 2; i++) {
+        uint32_t high = 0;
+        for (int m = 0; m < 4; m++) high |= (quads[4 * i + m] >> 4 & 0x03030303) << 2 * m;
+        store(4 + i, high);
+      }
+    for (int set = 0; set < sets; set++) {
+      halves[set * kTile + lane] = float_to_half(values.scale[set]);
+      if (format_.affine) halves[(sets + set) * kTile + lane] = float_to_half(values.minimum[set]);
+    }
+  }
+}
+
+void QuantWeights::unpack(float* weights) const {
+  const int sets = kStrip / format_.group;
+  for (int output = 0; output < outputs_; output++)
+    for (int i = 0; i < inputs_; i++) {
+      const int quad = i % kStrip / 4, lane = output % kTile, at = 4 * lane + i % 4;
+      const auto* from = reinterpret_cast<const uint8_t*>(
+          weights_.get() + output / kTile * tile_bytes_ +
+          size_t(i / kStrip) * strip_bytes(format_.bits, format_.group, format_.affine));
+      const auto* halves = reinterpret_cast<const uint16_t*>(from + strip_planes(format_.bits));
+      int q = format_.bits == 8 ? from[64 * quad + at] : from[64 * (quad / 2) + at] >> quad % 2 * 4 & 15;
+      if (format_.bits == 6) q |= (from[256 + 64 * (quad / 4) + at] >> quad % 4 * 2 & 3) << 4;
+      const int set = sets == 2 ? i % kStrip / 16 : 0;
+      const float scale = half_to_float(halves[set * kTile + lane]);
+      const float minimum = format_.affine ? half_to_float(halves[(sets + set) * kTile + lane]) : 0;
+      weights[size_t(output) * inputs_ + i] = scale * float(q - format_.offset()) + minimum;
+    }
+}
+
+void QuantWeights::multiply(const Rows& x, int first, int end, const Output& y) const {
+  const QuantFn kernel =
+      kernels().quant[format_.bits / 2 - 2][format_.group == 16 ? 2 : format_.affine];
+  float sums[kRowGroup * kTile];
+  for (int row = 0; row < x.rows(); row += kRowGroup) {
+    const int rows = std::min(kRowGroup, x.rows() - row);
+    QuantRows q = x.quantised();
+    q.q += ptrdiff_t(row) * q.strips * kStrip;
+    q.scales += ptrdiff_t(row) * q.strips;
+    q.totals += ptrdiff_t(row) * q.strips;
+    q.sums += ptrdiff_t(row) * q.strips * 3;
+    for (int tile = first; tile < end; tile++) {
+      kernel({q, rows, weights_.get() + tile * tile_bytes_, sums});
+      write(sums, row, rows, tile, 1, y);
+    }
+  }
+}
+
+void multiply(const Rows& x, const Product* products, int count) {
+  // Units are runs of tiles of one of the matrices: enough that threads finish together, and of
+  // even length, for dense products take two tiles at once.
+  int tiles = 0;
+  int64_t work = 0;
+  for (int i = 0; i < count; i++) {
+    tiles += products[i].weights->tiles();
+    work += int64_t(products[i].weights->outputs()) * x.width() * x.rows();
+  }
+  const int grain = std::max(1, tiles / (Pool::instance().threads() * kShares));
+  const int run = work < kSmall ? tiles : std::max(2, grain / 2 * 2);
+  int units = 0;
+  for (int i = 0; i < count; i++) units += ceil_div(products[i].weights->tiles(), run);
+  Pool::instance().run(units, [&](int unit) {
+    const Product* product = products;
+    for (int own; unit >= (own = ceil_div(product->weights->tiles(), run)); product++) unit -= own;
+    const int first = unit * run;
+    const int end = std::min(first + run, product->weights->tiles());
+    product->weights->multiply(x, first, end, product->y);
+  });
+}
+
+}  // namespace ridgeline

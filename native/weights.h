@@ -1,0 +1,129 @@
+// Weight matrices packed for products with few rows, and the product itself.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "gguf_blocks.h"
+#include "kernels.h"
+
+namespace ridgeline {
+
+// Rows of inputs: fp32, each padded with zeros to whole strips and more, so that kernels may read
+// past the width and rows do not fall into the same few cache sets. 8-bit copies come on demand.
+class Rows {
+ public:
+  // Room for so many rows; what they hold afterwards is unspecified, the padding is zero.
+  void resize(int rows, int width);
+
+  int rows() const { return rows_; }
+  int width() const { return width_; }
+  ptrdiff_t stride() const { return stride_; }
+  float* row(int row) { return values_.data() + row * stride_; }
+  const float* row(int row) const { return values_.data() + row * stride_; }
+
+  // Makes the 8-bit copies of the present values.
+  void quantise();
+  const QuantRows& quantised() const { return quantised_; }
+
+ private:
+  int rows_ = 0, width_ = 0;
+  ptrdiff_t stride_ = 0;
+  std::vector<float> values_;
+  std::vector<int8_t> q_;
+  std::vector<float> scales_, totals_;
+  std::vector<int32_t> sums_;
+  QuantRows quantised_{};
+};
+
+// Where products go: [rows, outputs] of a type, a row every `stride` elements.
+struct Output {
+  Type type;
+  void* data;
+  ptrdiff_t stride;
+};
+
+// Outputs lie in tiles of 16, padded with zeros to whole tiles.
+class Weights {
+ public:
+  virtual ~Weights() = default;
+  int outputs() const { return outputs_; }
+  int inputs() const { return inputs_; }
+  int tiles() const { return (outputs_ + kTile - 1) / kTile; }
+  virtual size_t bytes() const = 0;
+  // Whether the product reads the 8-bit copies of the rows.
+  virtual bool quantised() const = 0;
+  // x * weights^T + bias for the tiles first..end of the outputs. Every row's bits depend on that
+  // row alone. Thread-safe.
+  virtual void multiply(const Rows& x, int first, int end, const Output& y) const = 0;
+
+ protected:
+  // bias [outputs] of fp32 or bf16, or null.
+  Weights(int outputs, int inputs, Type bias_type, const void* bias);
+  // Adds the bias to fp32 sums [rows, width tiles] of x's rows from `row` on and writes them.
+  void write(const float* sums, int row, int rows, int tile, int width, const Output& y) const;
+
+  int outputs_, inputs_;
+  std::vector<float> bias_;  // [tiles * 16]
+};
+
+// fp32 and bf16: in a tile the inputs follow each other, fp32 as [input][output] and bf16 as
+// [input / 2][output][2], the pairs that bf16 dot products read. Inputs are padded to pairs.
+class DenseWeights : public Weights {
+ public:
+  // weights [outputs, inputs], a row every `stride` elements; bias of the same type. Both are
+  // copied. Throws std::bad_alloc.
+  DenseWeights(Type type, const void* weights, size_t stride, const void* bias, int outputs,
+               int inputs);
+  Type type() const { return type_; }
+  size_t bytes() const override { return size_t(tiles()) * tile_bytes_; }
+  bool quantised() const override { return false; }
+  void multiply(const Rows& x, int first, int end, const Output& y) const override;
+  // Writes the weights back as [outputs, inputs], dense.
+  void unpack(void* weights) const;
+
+ private:
+  void multiply_group(const Rows& x, int row, int rows, int tile, int width, const Output& y) const;
+
+  Type type_;
+  size_t tile_bytes_;
+  std::shared_ptr<std::byte> weights_;
+};
+
+// Integers of 4, 6 or 8 bits with a scale for every 16 or 32 inputs: quant_tile.h has the layout.
+class QuantWeights : public Weights {
+ public:
+  // blocks: [outputs, inputs / type.weights] of a GGUF file; output n is its row rows[n]. Inputs
+  // are a multiple of type.weights. bias is fp32. Throws std::bad_alloc.
+  QuantWeights(const BlockType& type, const std::byte* blocks, const int32_t* rows,
+               const float* bias, int outputs, int inputs);
+  // weights [outputs, inputs] of fp32 or bf16, rounded to 4 or 8 bits in groups of 32; inputs are
+  // a multiple of 32. bias of the same type.
+  QuantWeights(int bits, Type type, const void* weights, const void* bias, int outputs, int inputs);
+  size_t bytes() const override { return size_t(tiles()) * tile_bytes_; }
+  bool quantised() const override { return true; }
+  void multiply(const Rows& x, int first, int end, const Output& y) const override;
+  // Writes the values that the packed weights stand for, as fp32 [outputs, inputs], dense.
+  void unpack(float* weights) const;
+
+ private:
+  void allocate();
+  void round(const float* weights, Strip& to) const;
+  void put(int tile, int strip, const Strip* outputs);
+
+  Format format_;
+  size_t tile_bytes_;
+  std::shared_ptr<std::byte> weights_;
+};
+
+// One of the products of the same rows.
+struct Product {
+  const Weights* weights;
+  Output y;
+};
+
+// All products at once, on all threads. The rows must be quantised where some weights are.
+void multiply(const Rows& x, const Product* products, int count);
+
+}  // namespace ridgeline

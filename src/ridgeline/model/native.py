@@ -1,0 +1,229 @@
+"""Models of the Llama family on the native decoder: the whole forward pass in one call.
+
+Activations are fp32, sums of a row do not depend on the rows beside it, and attention takes the
+positions of a sequence one after the other: a token's logits have the same bits whether its prefix
+was computed whole or in chunks, decoded or verified in any tree, alone or in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ridgeline.core.batch import Batch
+from ridgeline.kv.store import KVStore, LayerShape
+from ridgeline.model.linear import TYPES, native_kernels, native_module, pack
+from ridgeline.model.target import TargetOutput, check_features
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose layers the decoder computes."""
+_ROTARY = ("default", "linear", "llama3", "yarn")  # the kinds that depend on the position alone
+_MATRICES = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+
+
+class WeightSource(Protocol):
+    """Where a decoder's weights come from; names are those of transformers' modules."""
+
+    def matrix(self, name: str) -> Any:
+        """A packed matrix with its bias."""
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A norm's weight; empty if the model has no such norm."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """f32[T,H] for ids i64[T]."""
+
+    @property
+    def computes(self) -> str:
+        """The number format, for people."""
+
+
+class NativeModel:
+    """A decoder with its embedding."""
+
+    def __init__(
+        self, config: PreTrainedConfig, source: WeightSource, cache_dtype: torch.dtype
+    ) -> None:
+        """Packs what `source` gives; `config` must have no `obstacle`."""
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        dim = head_dim(config)
+        frequencies, scale = _rotary(config)
+        self._source = source
+        self._decoder = native_module().Decoder(
+            hidden=config.hidden_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            eps=config.rms_norm_eps,
+            inverse_frequencies=frequencies,
+            rotary_scale=scale,
+        )
+        for index in range(config.num_hidden_layers):
+            name = f"model.layers.{index}."
+            self._decoder.add_layer(
+                attention_norm=source.vector(name + "input_layernorm"),
+                mlp_norm=source.vector(name + "post_attention_layernorm"),
+                query_norm=source.vector(name + "self_attn.q_norm"),
+                key_norm=source.vector(name + "self_attn.k_norm"),
+                weights=[source.matrix(name + matrix) for matrix in _MATRICES],
+                window=_window(config, index),
+            )
+        self._head = source.matrix("lm_head")
+        self._decoder.finish(norm=source.vector("model.norm"), head=self._head)
+        self._cache_dtype = cache_dtype
+        self.layers = (LayerShape((kv_heads, dim), (kv_heads, dim), cache_dtype),) * (
+            config.num_hidden_layers
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._cache_dtype
+
+    @property
+    def computes(self) -> str:
+        """For people."""
+        return f"{self._source.computes}, native {native_kernels()} decoder"
+
+    def bind(self, store: KVStore, first_layer: int = 0) -> NativeTarget:
+        """The model over the store's layers from `first_layer` on."""
+        return NativeTarget(self, store, first_layer)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """f32[T,H] for ids i64[T]."""
+        return self._source.embed(tokens)
+
+
+class NativeTarget:
+    """A `Target` on the native decoder."""
+
+    def __init__(self, model: NativeModel, store: KVStore, first_layer: int) -> None:
+        self.store = store
+        self._model = model
+        self._type = TYPES[model.dtype]
+        layers = range(first_layer, first_layer + len(model.layers))
+        caches = [side[i].data_ptr() for i in layers for side in (store.keys, store.values)]
+        self._caches = np.array(caches, np.int64)
+        self._slots = len(store.keys[first_layer])
+
+    def forward(self, batch: Batch, features: Sequence[int] = ()) -> TargetOutput:
+        """See `Target.forward`."""
+        count = len(self._model.layers)
+        check_features(features, count)
+        trees = [entry.tree for entry in batch.entries]
+        hidden = self._model.embed(batch.tokens)
+        logits = torch.empty(len(batch.keep), self._model._head.outputs)
+        states = {index: torch.empty_like(hidden) for index in features}
+        addresses = np.zeros(count + 1, np.int64)
+        for index, state in states.items():
+            addresses[index] = state.data_ptr()
+        self._model._decoder.forward(
+            embeddings=hidden.data_ptr(),
+            positions=batch.positions.numpy(),
+            sizes=np.array([tree.size for tree in trees], np.int32),
+            trunks=np.array([tree.trunk for tree in trees], np.int32),
+            kv_lens=np.array([entry.kv_len for entry in batch.entries], np.int64),
+            slots=np.concatenate([entry.slots for entry in batch.entries]),
+            parents=np.concatenate([tree.parents for tree in trees]),
+            caches=self._caches,
+            cache_type=self._type,
+            cache_slots=self._slots,
+            keep=batch.keep.numpy(),
+            logits=logits.data_ptr(),
+            features=addresses,
+        )
+        return TargetOutput(logits, tuple(states[index] for index in features))
+
+
+class ModuleSource:
+    """The weights of a loaded transformers model, packed as they are or rounded to few bits."""
+
+    def __init__(self, module: PreTrainedModel, bits: int | None = None) -> None:
+        self._module = module
+        self._bits = bits
+        self._embedding = module.get_input_embeddings().weight
+
+    @property
+    def computes(self) -> str:
+        """The number format, for people."""
+        if self._bits:
+            return f"int{self._bits}"
+        return str(self._embedding.dtype).removeprefix("torch.")
+
+    def matrix(self, name: str) -> Any:
+        """A packed matrix with its bias; the module's own copy goes, so memory grows by one."""
+        parent, _, last = name.rpartition(".")
+        linear = self._module.get_submodule(name)
+        packed = pack(linear, self._bits)
+        setattr(self._module.get_submodule(parent), last, torch.nn.Identity())
+        return packed
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A norm's weight."""
+        try:
+            weight = self._module.get_submodule(name).weight
+        except AttributeError:
+            return np.empty(0, np.float32)
+        values: NDArray[np.float32] = weight.detach().float().numpy()
+        return values
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """f32[T,H] for ids i64[T]."""
+        rows: Tensor = self._embedding[tokens]
+        return rows.float()
+
+
+def obstacle(config: PreTrainedConfig, device: torch.device) -> str | None:
+    """Why the native decoder does not compute such a model; None if it does."""
+    if native_kernels() is None:
+        return "the native extension is not built"
+    if device.type != "cpu":
+        return f"the model runs on {device}"
+    if config.model_type not in FAMILIES:
+        return f"{config.model_type} is not of the Llama family"
+    if config.hidden_act != "silu":
+        return f"its MLP uses {config.hidden_act}"
+    kind = config.rope_parameters["rope_type"]
+    if kind not in _ROTARY or config.rope_parameters.get("partial_rotary_factor", 1) != 1:
+        return f"its rotary positions ({kind}) are not implemented"
+    if head_dim(config) % 16:
+        return f"its heads' dimension {head_dim(config)} is no multiple of 16"
+    return None
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    """The dimension of a head."""
+    stated = getattr(config, "head_dim", None)
+    return int(stated or config.hidden_size // config.num_attention_heads)
+
+
+def _rotary(config: PreTrainedConfig) -> tuple[NDArray[np.float32], float]:
+    """Inverse frequencies f32[dim/2], and what sines and cosines are multiplied by."""
+    with torch.device("meta"):
+        rotary = type(AutoModelForCausalLM.from_config(config).get_decoder().rotary_emb)
+    made = rotary(config)
+    return made.inv_freq.float().numpy(), float(made.attention_scaling)
+
+
+def _window(config: PreTrainedConfig, index: int) -> int:
+    """Positions that layer `index` sees; 0: all."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and kinds[index] != "sliding_attention":
+        return 0
+    if kinds is None and config.model_type != "mistral":
+        return 0
+    return int(getattr(config, "sliding_window", None) or 0)
