@@ -266,6 +266,7 @@ HOSTILE: list[tuple[str, Callable[[bytes], bytes], str]] = [
         "occurs twice",
     ),
     ("family", lambda w: w.replace(b"llama", b"lorem"), "cannot read from GGUF"),
+    ("embedding", lambda w: w.replace(b"token_embd", b"token_xxxx"), "holds no tensor token_embd"),
     (
         "token",
         lambda w: patched(w, after(w, b"tokenizer.ggml.eos_token_id", 4), "<I", 1 << 31),
@@ -334,6 +335,37 @@ def test_ten_thousand_damaged_headers_are_refused_or_harmless(whole: bytes) -> N
             assert 0 <= tensor.offset <= tensor.offset + tensor.nbytes <= len(damaged)
             assert prod(tensor.shape) < 8 * len(damaged)
     assert 500 < harmless < 9_500
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "removed", "unsealed"])
+def test_a_damaged_conversion_is_made_anew(damage: str, tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tiny_model("llama"), tmp_path / "m.gguf")
+    expected = logits(load_model(str(path), "fp32", "cpu"))
+    (folder,) = (f for f in (cache / "gguf").iterdir() if (f / "config.json").is_file())
+    weights, tokenizer = folder / "model.safetensors", folder / "tokenizer.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-8])
+    elif damage == "emptied":
+        tokenizer.write_bytes(b" " * tokenizer.stat().st_size)
+    elif damage == "removed":
+        tokenizer.unlink()
+    else:
+        (folder / gguf_convert._SEALS).write_text("{")
+    loaded = load_model(str(path), "fp32", "cpu")
+    assert loaded.tokenizer is not None
+    assert torch.equal(logits(loaded), expected)
+
+
+def test_a_full_disk_while_the_tokenizer_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    def save(self: object, folder: object) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    path = write_gguf(tiny_model("llama"), tmp_path / "m.gguf")
+    monkeypatch.setattr(gguf_convert.PreTrainedTokenizerFast, "save_pretrained", save)
+    assert "failed in the cache folder" in refusal(path)
+    assert not [*cache.rglob("*.json")]
 
 
 @pytest.mark.smollm2

@@ -148,8 +148,12 @@ def test_damaged_folders(tmp_path: Path) -> None:
 
     settings.write_text(json.dumps({**config, "num_hidden_layers": 4}))
     assert "lacks 9 of the model's weights, such as model.layers.3." in refusal(folder)
-    settings.write_text(json.dumps({**config, "hidden_size": 96}))
-    assert "cannot be loaded" in refusal(folder)
+    settings.write_text(json.dumps({**config, "intermediate_size": 96}))
+    answer = refusal(folder)
+    assert "holds model.layers.0.mlp." in answer
+    assert "where config.json makes it [" in answer
+    settings.write_text(json.dumps({**config, "rms_norm_eps": 0.0}))
+    assert "states rms_norm_eps 0.0; it must be a finite" in refusal(folder, UnsupportedModelError)
     settings.write_text(json.dumps({**config, "layer_types": ["linear_attention"] * 3}))
     assert "layer 0" in refusal(folder, UnsupportedModelError)
     settings.write_text("{")

@@ -87,6 +87,23 @@ def test_quantised_checkpoints_are_refused() -> None:
         check_supported(quantised)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rms_norm_eps": 0.0},
+        {"rms_norm_eps": float("inf")},
+        {"max_position_embeddings": 0},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": float("nan")}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2.0}},
+    ],
+)
+def test_senseless_numbers_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match="it must be a finite number above 0"):
+        check_supported(config("llama", **fields))
+    with pytest.raises(UnsupportedModelError, match="states sliding_window -4"):
+        check_supported(config("mistral", sliding_window=-4))
+
+
 ROPES = [
     ({"rope_type": "default"}, 256),
     ({"rope_type": "linear", "factor": 4.0}, 256),

@@ -176,7 +176,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         frequency_penalty=frequency_penalty,
         presence_penalty=presence_penalty,
-        logit_bias=dict(map(_bias, logit_bias or ())),
+        logit_bias=_biases(logit_bias or ()),
         min_tokens=min_tokens,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
@@ -233,6 +233,8 @@ def demo(
 
     from ridgeline.demo import run
 
+    if svg is not None:
+        _check_writable(svg)
     console = Console() if svg is None else Console(record=True, force_terminal=True, width=96)
     run(
         console,
@@ -261,12 +263,26 @@ def info() -> None:
     run()
 
 
-def _bias(text: str) -> tuple[int, float]:
-    token, _, bias = text.partition("=")
-    try:
-        return int(token), float(bias)
-    except ValueError:
-        raise ConfigError(f"logit_bias is {text!r}; it must be ID=BIAS, such as 42=-5") from None
+def _biases(texts: Sequence[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            new = {int(token): float(bias)}
+        except ValueError:
+            raise ConfigError(
+                f"logit_bias is {text!r}; it must be ID=BIAS, such as 42=-5"
+            ) from None
+        if new.keys() & biases.keys():
+            raise ConfigError(f"logit_bias names token {int(token)} twice; give one bias a token")
+        biases |= new
+    return biases
+
+
+def _check_writable(file: Path) -> None:
+    """Refuses a file that could not be written later, when the work is done."""
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"cannot write the picture {file}; give a file in a folder of yours")
 
 
 def execute(arguments: Sequence[str]) -> int:

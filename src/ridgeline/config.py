@@ -36,18 +36,24 @@ class EngineConfig:
         at_least = {"max_batch": 1, "max_batch_tokens": 1, "kv_tokens": 1, "depth": 0, "nodes": 0}
         for name, least in at_least.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it must be at least {least}")
-        if self.max_batch_tokens < self.max_batch:
+            if value is None and name in ("kv_tokens", "nodes"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} is {value!r}; it must be an integer, at least {least}")
+        if not isinstance(self.prefix_sharing, bool):
             raise ConfigError(
-                f"max_batch_tokens is {self.max_batch_tokens}; it must be at least max_batch, "
-                f"{self.max_batch}, so that every running sequence can decode in every step"
+                f"prefix_sharing is {self.prefix_sharing!r}; it must be true or false"
+            )
+        if self.max_batch > self.max_batch_tokens:
+            raise ConfigError(
+                f"max_batch is {self.max_batch}; it must be at most max_batch_tokens, "
+                f"{self.max_batch_tokens}, so that every running sequence can decode in every step"
             )
         for name in ("depth", "nodes"):
             value = getattr(self, name)
             if value is not None and value > MAX_DRAFTED:
                 raise ConfigError(f"{name} is {value}; at most {MAX_DRAFTED} nodes can be drafted")
-        if self.verify not in RULES:
+        if not isinstance(self.verify, str) or self.verify not in RULES:
             raise ConfigError(f"verify is {self.verify!r}; it must be one of {', '.join(RULES)}")
 
     @property

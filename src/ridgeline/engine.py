@@ -25,7 +25,7 @@ from ridgeline.core.text import TextStream
 from ridgeline.core.tree import DraftProposal, TokenTree, graft
 from ridgeline.core.verify import Verification, verify
 from ridgeline.draft.base import Drafter, DraftRequest, Observation
-from ridgeline.errors import ConfigError, DraftError, RequestError
+from ridgeline.errors import ConfigError, DraftError, RequestError, RidgelineError, reason
 from ridgeline.kv.blocks import BlockPool
 from ridgeline.kv.store import KVStore, LayerShape, bytes_per_token
 from ridgeline.kv.table import BlockTable
@@ -195,11 +195,31 @@ class Engine:
         requests = [
             DraftRequest(task.sequence, task.nodes, task.depth) for task in tasks if task.nodes
         ]
-        proposals = iter(self.drafter.propose(requests) if self.drafter and requests else ())
+        proposals = iter(self._propose(requests) if requests else ())
         return [
             self._part(task, next(proposals) if task.nodes else DraftProposal.empty())
             for task in tasks
         ]
+
+    def _propose(self, requests: list[DraftRequest]) -> Seq[DraftProposal]:
+        """The drafter's proposals; DraftError for whatever else a drafter may do."""
+        assert self.drafter
+        name = self.drafter.name
+        try:
+            proposals = self.drafter.propose(requests)
+        except RidgelineError:
+            raise
+        except Exception as error:
+            raise DraftError(
+                f"drafter {name} failed: {type(error).__name__}: {reason(error)}"
+            ) from error
+        if not isinstance(proposals, Seq) or len(proposals) != len(requests):
+            count = len(proposals) if isinstance(proposals, Seq) else type(proposals).__name__
+            raise DraftError(
+                f"drafter {name} returned {count} for {len(requests)} requests; it must return a "
+                "list of one DraftProposal a request"
+            )
+        return proposals
 
     def _part(self, task: Task, proposal: DraftProposal) -> _Part:
         sequence, start = task.sequence, task.sequence.kv_len
@@ -212,9 +232,9 @@ class Engine:
                     f"{tree.drafted} nodes, {depth} deep, where {task.nodes} nodes, "
                     f"{task.depth} deep, were allowed"
                 )
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
             name = self.drafter.name if self.drafter else "none"
-            raise DraftError(f"drafter {name}: {error}") from error
+            raise DraftError(f"drafter {name}: {reason(error)}") from error
         return _Part(sequence, start, tree, proposal, task.final)
 
     def _verify(self, parts: list[_Part], output: TargetOutput) -> None:

@@ -13,6 +13,8 @@ Each message is one line that names what was wrong and what would be right.
 
 from __future__ import annotations
 
+_LONGEST_REASON = 300
+
 
 class RidgelineError(Exception):
     """Root of the tree."""
@@ -40,3 +42,9 @@ class DraftError(RidgelineError):
 
 class RequestError(RidgelineError):
     """One request is wrong; the message names the field and the allowed values."""
+
+
+def reason(error: BaseException) -> str:
+    """What another library's exception says, in one line of at most 300 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ridgeline.config import EngineConfig
 from ridgeline.core.sampling import SamplingParams, TokenLogprobs
@@ -125,6 +126,8 @@ class LLM:
                 f"there is no option {min(unknown)!r}; the options are "
                 f"{', '.join(EngineConfig.__dataclass_fields__)}"
             )
+        if not isinstance(model, str | Path | LoadedModel):
+            raise ConfigError(f"model is {model!r}; it must be a hub id, a path or a LoadedModel")
         config = EngineConfig(**options)
         set_threads(threads)
         self.loaded = (
@@ -156,13 +159,19 @@ class LLM:
         Raises:
             RequestError: it cannot run; the message says why.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is {params!r}; it must be a SamplingParams")
         if isinstance(prompt, str):
             tokens = self.loaded.encode_prompt(prompt) if prompt else []
-        elif prompt and isinstance(prompt[0], Mapping):
-            tokens = self.loaded.encode_chat(cast(Sequence[Mapping[str, str]], prompt))
         else:
-            tokens = list(cast(Sequence[int], prompt))
+            items = _items(prompt)
+            if items and all(isinstance(item, Mapping) for item in items):
+                tokens = self.loaded.encode_chat(items)
+            elif all(isinstance(item, Integral) for item in items):
+                tokens = [int(item) for item in items]
+            else:
+                raise _no_prompt(prompt)
         self.engine.check_request(tokens, params)
         return Request(tokens, params)
 
@@ -236,7 +245,13 @@ class LLM:
         self._interrupted = True
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Token ids of words to ban, each as it stands and after a space."""
+        """Token ids of words to ban, each as it stands and after a space.
+
+        Raises:
+            RequestError: a word is empty.
+        """
+        if not all(words):
+            raise RequestError("bad_words holds an empty text; each needs one character at least")
         encoded = (
             tuple(self.loaded.encode_text(prefix + word)) for word in words for prefix in ("", " ")
         )
@@ -247,18 +262,36 @@ class LLM:
         prompts: Prompt | Request | Sequence[Prompt | Request],
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[Request]:
-        single = isinstance(prompts, str | Request) or (
-            bool(prompts) and isinstance(prompts[0], int | Mapping)
-        )
-        many: Sequence[Any] = [prompts] if single else prompts  # type: ignore[assignment]
+        many = [prompts] if isinstance(prompts, str | Request) else _items(prompts)
+        if many and isinstance(many[0], Integral | Mapping):
+            many = [many]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(many)
+        if isinstance(params, str) or not isinstance(params, Sequence):
+            raise RequestError(
+                f"params is {params!r}; it must be a SamplingParams or a list of them"
+            )
         if len(params) != len(many):
             raise RequestError(f"{len(many)} prompts but {len(params)} sets of parameters")
         return [
             prompt if isinstance(prompt, Request) else self.request(prompt, p)
             for prompt, p in zip(many, params, strict=True)
         ]
+
+
+def _items(value: object) -> list[Any]:
+    """The items of a sequence, array or tensor; RequestError for what is none."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise _no_prompt(value)
+    return list(value)
+
+
+def _no_prompt(value: object) -> RequestError:
+    return RequestError(
+        f"{value!r:.80} is no prompt; give text, token ids, chat messages, or a list of these"
+    )
 
 
 def _completion(sequence: TokenSequence) -> Completion:

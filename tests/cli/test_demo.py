@@ -57,6 +57,16 @@ def test_a_difference_is_located_and_weighed(folder: Path) -> None:
     assert found.token == 5
 
 
+def test_a_picture_that_cannot_be_written_is_refused_first(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for svg in (tmp_path / "missing" / "demo.svg", tmp_path):
+        assert cli.execute(["demo", "--model", str(folder), "--svg", str(svg)]) == 2
+        stdout, stderr = capsys.readouterr()
+        assert stdout == ""
+        assert "cannot write the picture" in stderr
+
+
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.execute(["info"]) == 0
     shown = capsys.readouterr().out

@@ -119,6 +119,8 @@ def create_drafter(spec: str, context: DraftContext) -> Drafter | None:
     Raises:
         ConfigError: no drafter of that name, or its argument is wrong.
     """
+    if not isinstance(spec, str):
+        raise ConfigError(f"drafter is {spec!r}; it must be a string NAME or NAME:ARGUMENT")
     name, _, argument = spec.partition(":")
     if name not in _FACTORIES:
         raise ConfigError(

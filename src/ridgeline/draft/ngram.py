@@ -125,19 +125,18 @@ def ngram_drafter(argument: str, context: DraftContext) -> NGramDrafter:
     Raises:
         ConfigError: an unknown name, or not 1 <= min <= max.
     """
-    values = {"min": SHORTEST, "max": LONGEST}
+    given: dict[str, int] = {}
     for setting in filter(None, argument.split(",")):
         name, _, value = setting.partition("=")
-        if name not in values or not value.isdecimal():
+        if name not in ("min", "max") or name in given or not value.isdecimal():
             raise ConfigError(
                 f"drafter 'ngram' cannot read {setting!r}; write for example ngram:min=2,max=16"
             )
-        values[name] = int(value)
-    if "max=" not in argument:
-        values["max"] = max(values["max"], values["min"])
-    if not 1 <= values["min"] <= values["max"]:
+        given[name] = int(value)
+    shortest = given.get("min", SHORTEST)
+    longest = given.get("max", max(LONGEST, shortest))
+    if not 1 <= shortest <= longest:
         raise ConfigError(
-            f"drafter 'ngram' has min={values['min']} and max={values['max']}; "
-            "right is 1 <= min <= max"
+            f"drafter 'ngram' has min={shortest} and max={longest}; right is 1 <= min <= max"
         )
-    return NGramDrafter(values["min"], values["max"])
+    return NGramDrafter(shortest, longest)

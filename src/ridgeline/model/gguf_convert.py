@@ -9,7 +9,9 @@ GGUF's sha256 and the dtype.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +24,16 @@ from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_
 from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ridgeline.errors import ModelLoadError
+from ridgeline.errors import ModelLoadError, reason
 from ridgeline.model.cache import cache_folder, file_sha256, staging_folder
 from ridgeline.model.gguf_file import GGUFFile, read_gguf
 from ridgeline.model.gguf_weights import ROPE_FACTORS, WeightPlan
 from ridgeline.model.support import check_supported
 
-_FORMAT = 1  # of the converted folders: raised when a conversion changes
+_FORMAT = 2  # of the converted folders: raised when a conversion changes
+
+_EMBEDDING = "token_embd.weight"
+_SEALS = "seals.json"  # in a converted folder: what tells whether it is whole
 
 # Architectures that transformers calls otherwise.
 _FAMILIES = {
@@ -72,8 +77,9 @@ def gguf_folder(path: Path, dtype: torch.dtype | None) -> Path:
     kind = str(dtype).removeprefix("torch.") if dtype else "description"
     name = f"{_digest(path, home)}-{kind}-{_FORMAT}"
     target = home / name
-    if target.is_dir():
+    if _intact(target):
         return target
+    shutil.rmtree(target, ignore_errors=True)
     header = read_gguf(path)
     config = gguf_config(header)
     check_supported(config)
@@ -84,16 +90,42 @@ def gguf_folder(path: Path, dtype: torch.dtype | None) -> Path:
         folder = staging / name
         folder.mkdir()
         config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        _save_tokenizer(tokenizer, folder)
         _generation_config(header).save_pretrained(folder)
         if plan:
             plan.write(folder / "model.safetensors")
+        seals = {file.name: _seal(file) for file in folder.iterdir()}
+        (folder / _SEALS).write_text(json.dumps(seals))
         try:
             folder.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was faster
+            if not _intact(target):  # else another process was faster
                 raise
     return target
+
+
+def _intact(folder: Path) -> bool:
+    """Whether a converted folder holds what was written to it."""
+    try:
+        seals = json.loads((folder / _SEALS).read_text())
+        return all(_seal(folder / name) == seal for name, seal in seals.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _seal(file: Path) -> str | int:
+    """A checksum; of the weights, which are large, their size."""
+    return file.stat().st_size if file.suffix == ".safetensors" else file_sha256(file)
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes the tokenizer's files; OSError if they cannot be written."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        raise
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise OSError(reason(error)) from error
 
 
 def gguf_config(header: GGUFFile) -> PreTrainedConfig:
@@ -115,9 +147,13 @@ def gguf_config(header: GGUFFile) -> PreTrainedConfig:
         for key, name in GGUF_CONFIG_MAPPING["tokenizer"].items()
         if f"tokenizer.{key}" in header.metadata
     }
+    if _EMBEDDING not in header.tensors:
+        raise ModelLoadError(
+            f"{header.path} holds no tensor {_EMBEDDING}, so it is no language model"
+        )
     fields["tie_word_embeddings"] = "output.weight" not in header.tensors
     with _described_by(header, "model"):
-        fields["vocab_size"] = header.tensors["token_embd.weight"].shape[0]
+        fields["vocab_size"] = header.tensors[_EMBEDDING].shape[0]
         # A layer has several tensors: a count beyond theirs would only take time to build.
         if fields.get("num_hidden_layers", fields.get("n_layer", 0)) > len(header.tensors):
             raise ValueError("block_count exceeds the number of tensors")
@@ -169,9 +205,8 @@ def _described_by(header: GGUFFile, what: str) -> Iterator[None]:
     except ModelLoadError:
         raise
     except Exception as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ModelLoadError(
-            f"the metadata of {header.path} describes no usable {what}: {reason}"
+            f"the metadata of {header.path} describes no usable {what}: {reason(error)}"
         ) from error
 
 

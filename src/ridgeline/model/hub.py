@@ -11,7 +11,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from ridgeline.errors import ModelLoadError
+from ridgeline.errors import ModelLoadError, reason
 
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
 """Configuration and tokenizer: all that is needed to tell whether a model can run."""
@@ -46,5 +46,4 @@ def download(repository: str, patterns: tuple[str, ...]) -> None:
             "cache nor can the hub be reached; give a GGUF file or a model folder, or connect"
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ModelLoadError(f"{repository} cannot be downloaded: {reason}") from error
+        raise ModelLoadError(f"{repository} cannot be downloaded: {reason(error)}") from error

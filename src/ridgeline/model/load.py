@@ -20,7 +20,13 @@ from transformers import (
 from transformers.utils import logging
 
 from ridgeline.attention.interface import ATTENTION
-from ridgeline.errors import ConfigError, ModelLoadError, RequestError, RidgelineError
+from ridgeline.errors import (
+    ConfigError,
+    ModelLoadError,
+    RequestError,
+    RidgelineError,
+    reason,
+)
 from ridgeline.model import hub
 from ridgeline.model.device import choose_device, choose_dtype
 from ridgeline.model.gguf_convert import gguf_folder
@@ -69,6 +75,8 @@ class LoadedModel:
         if not tokenizer.chat_template:
             raise RequestError(f"{self.name} has no chat template; give it a plain prompt")
         for message in messages:
+            if not isinstance(message.get("role"), str):
+                raise RequestError(f"the chat message {dict(message)!r:.80} has no role")
             for value in message.values():
                 _unicode(str(value))
         try:
@@ -79,7 +87,7 @@ class LoadedModel:
             )
         except Exception as error:  # a template is a program of the model's authors
             raise RequestError(
-                f"the chat template of {self.name} refuses these messages: {_reason(error)}"
+                f"the chat template of {self.name} refuses these messages: {reason(error)}"
             ) from error
         return tokens
 
@@ -142,23 +150,20 @@ def load_model(
             attn_implementation=ATTENTION,
             experts_implementation="eager",
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
             output_loading_info=True,
         )
         tokenizer = None
         if local is None or any((local / name).is_file() for name in _TOKENIZER_FILES):
             tokenizer = AutoTokenizer.from_pretrained(**source)
-    if missing := sorted(report["missing_keys"]):  # transformers fills them with noise
-        raise ModelLoadError(
-            f"{path} lacks {len(missing)} of the model's weights, such as {missing[0]}: "
-            "its download or conversion is incomplete"
-        )
+    _check_complete(path, report)
     module.eval().requires_grad_(False).to(chosen_device)
-    reason = obstacle(config, chosen_device)
-    if bits and reason:
-        raise ConfigError(f"{path} cannot be quantised here: {reason}")
+    hindrance = obstacle(config, chosen_device)
+    if bits and hindrance:
+        raise ConfigError(f"{path} cannot be quantised here: {hindrance}")
     model: Model
     with _one_line_errors(path):
-        if reason is None and chosen_dtype in (torch.float32, torch.bfloat16):
+        if hindrance is None and chosen_dtype in (torch.float32, torch.bfloat16):
             model = NativeModel(module.config, ModuleSource(module, bits), chosen_dtype)
         else:
             pack_linears(module)
@@ -194,6 +199,21 @@ def _load_quantised(path: str, device: torch.device) -> LoadedModel | None:
         )
 
 
+def _check_complete(path: str, report: Mapping[str, Any]) -> None:
+    """Refuse weights that transformers would fill with noise."""
+    if missing := sorted(report["missing_keys"]):
+        raise ModelLoadError(
+            f"{path} lacks {len(missing)} of the model's weights, such as {missing[0]}: "
+            "its download or conversion is incomplete"
+        )
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, stored, expected = mismatched[0]
+        raise ModelLoadError(
+            f"{path} holds {name} of shape {list(stored)}, where config.json makes it "
+            f"{list(expected)}: they belong to different models"
+        )
+
+
 def _unicode(text: str) -> str:
     """The text; RequestError where it holds bytes that were not UTF-8, or halves of characters."""
     try:
@@ -216,6 +236,8 @@ def quantized_bits(quantize: str | None) -> int | None:
 
 def _local_folder(path: str, dtype: torch.dtype) -> Path | None:
     """The transformers folder that `path` means, converted if it is a GGUF file; None: a hub id."""
+    if not path:
+        raise ModelLoadError("the model's name is empty; give a hub id, a folder or a GGUF file")
     local = Path(path).expanduser()
     if local.is_file():
         if local.suffix != ".gguf":
@@ -262,9 +284,4 @@ def _one_line_errors(path: str) -> Iterator[None]:
     except RidgelineError:
         raise
     except Exception as error:
-        raise ModelLoadError(f"{path} cannot be loaded: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an exception's message, or its name."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
+        raise ModelLoadError(f"{path} cannot be loaded: {reason(error)}") from error

@@ -9,6 +9,7 @@ forward pass over tensors without memory (device "meta").
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,11 +24,15 @@ from transformers import (
 )
 
 from ridgeline.attention.interface import ATTENTION
-from ridgeline.errors import UnsupportedModelError
+from ridgeline.errors import UnsupportedModelError, reason
 from ridgeline.model.torch_target import layer_shapes
 
 _ATTENTION_TYPES = ("full_attention", "sliding_attention")
 _OTHER_CONFIGS = {"text_config", "attn_config", "ffn_config"}  # sub-configurations of a decoder
+_POSITIVE = (
+    *("max_position_embeddings", "sliding_window", "vocab_size", "head_dim"),
+    *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+)
 _RECURRENT = re.compile(r"mamba|rwkv|recurrent|xlstm|delta|linearattention|ssm|mixer", re.I)
 
 
@@ -54,6 +59,7 @@ def check_supported(config: PreTrainedConfig) -> None:
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(f"transformers has no causal language model for {name}")
+    _check_numbers(config)
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_TYPES:
             raise UnsupportedModelError(
@@ -108,13 +114,26 @@ def _build(config: PreTrainedConfig) -> PreTrainedModel:
             config, attn_implementation=ATTENTION, experts_implementation="batched_mm"
         )
     except Exception as error:  # whatever a class makes of its configuration
-        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        why = f"{type(error).__name__}: {reason(error)}"
         if isinstance(error, KeyError) and error.args == (ATTENTION,):
-            reason = "it knows only attention functions of its own"
+            why = "it knows only attention functions of its own"
         raise UnsupportedModelError(
-            f"this {config.model_type} model cannot be built: {reason}"
+            f"this {config.model_type} model cannot be built: {why}"
         ) from error
     return module
+
+
+def _check_numbers(config: PreTrainedConfig) -> None:
+    """Refuse values that transformers takes and that make every logit senseless."""
+    stated = {name: getattr(config, name, None) for name in _POSITIVE}
+    for rope in _rope_parameters(config):
+        stated |= {f"rotary {name}": rope.get(name) for name in ("rope_theta", "factor")}
+    for name, value in stated.items():
+        if isinstance(value, int | float) and not (math.isfinite(value) and value > 0):
+            raise UnsupportedModelError(
+                f"this {config.model_type} model states {name} {value}; it must be a finite "
+                "number above 0"
+            )
 
 
 def _rope_parameters(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:

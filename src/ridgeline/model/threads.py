@@ -25,8 +25,8 @@ def set_threads(threads: int | None) -> None:
         ConfigError: fewer than one or absurdly many.
     """
     if threads is not None:
-        if not 1 <= threads <= MOST_THREADS:
-            raise ConfigError(f"threads is {threads}; it must be 1 to {MOST_THREADS}")
+        if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+            raise ConfigError(f"threads is {threads!r}; it must be an integer, 1 to {MOST_THREADS}")
         torch.set_num_threads(threads)
     set_native_threads(torch.get_num_threads())
 
