@@ -156,7 +156,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one engine's run")
     parser.add_argument("--fresh", action="store_true", help="run again what is already measured")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--weights", type=Path, help="folder of dense weights (WORK/weights)")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "peers.json")
     args = parser.parse_args()
     for path in (args.target, args.draft):
@@ -185,12 +184,11 @@ def main() -> None:
         "draft_tokens": DRAFT_TOKENS,
         "texts": [prompt["prompt"] for prompt in prompts],
     }
-    weights = str((args.weights or args.work / "weights").resolve())
     try:
         dense = run_worker(
             Path(sys.executable),
             "prepare.py",
-            job | {"weights": weights},
+            job,
             args.work,
             "prepare",
             args,
