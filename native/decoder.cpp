@@ -10,7 +10,7 @@ namespace ridgeline {
 namespace {
 
 constexpr int kSmall = 1 << 14;          // numbers of a row operation not worth waking a thread
-constexpr int kScores = 1 << 16;         // scores that a unit of attention holds, if a row allows
+constexpr int kScores = 1 << 19;         // scores that a unit of attention holds, if a row allows
 constexpr int kAttentionRows = 16;       // rows of such a unit at most
 
 // The products of rows with several weights, each into rows of its own.
@@ -168,11 +168,14 @@ void Decoder::store(const Pass& pass, const LayerCache& cache, int row, int64_t 
 void Decoder::attend(const Pass& pass, const DecoderLayer& layer, const LayerCache& cache) {
   units_.clear();
   const int share = shape_.heads / shape_.kv_heads, dim = shape_.dim;
+  const int threads = Pool::instance().threads();
   int64_t work = 0;
   for (int s = 0, start = 0; s < pass.span_count; start += pass.spans[s++].size) {
     const Span& span = pass.spans[s];
     const int64_t length = span.kv_len + span.size;
-    const int most = int(std::clamp<int64_t>(kScores / (share * length), 1, kAttentionRows));
+    const int even = (span.size * shape_.kv_heads + threads - 1) / threads;
+    const int64_t room = kScores / (share * length);
+    const int most = int(std::clamp<int64_t>(room, 1, std::min(even, kAttentionRows)));
     work += length * span.size * share * dim;
     for (int row = 0; row < span.size; row += most)
       for (int head = 0; head < shape_.kv_heads; head++)

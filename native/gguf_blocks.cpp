@@ -16,8 +16,9 @@ float half_at(const std::byte* p) {
 const uint8_t* bytes_at(const std::byte* p) { return reinterpret_cast<const uint8_t*>(p); }
 
 void set(Strip& to, float scale, float minimum) {
-  to.scale[0] = to.scale[1] = scale;
-  to.minimum[0] = to.minimum[1] = minimum;
+  to.scale_factor = scale;
+  to.minimum_factor = minimum;
+  to.scale[0] = to.scale[1] = to.minimum = 1;
 }
 
 // Inputs 0..15 in the low halves of 16 bytes, 16..31 in the high ones.
@@ -67,15 +68,15 @@ void decode_q8_0(const std::byte* block, int, Strip& to) {
 // pairs plain, the low halves of four more in the next bytes and their high bits atop the former.
 void k_scales(const std::byte* block, int strip, Strip& to) {
   const uint8_t* packed = bytes_at(block) + 4;
-  int scale, minimum;
+  set(to, half_at(block), -half_at(block + 2));
   if (strip < 4) {
-    scale = packed[strip] & 63;
-    minimum = packed[strip + 4] & 63;
+    to.scale[0] = packed[strip] & 63;
+    to.minimum = packed[strip + 4] & 63;
   } else {
-    scale = (packed[strip + 4] & 15) | packed[strip - 4] >> 6 << 4;
-    minimum = packed[strip + 4] >> 4 | packed[strip] >> 6 << 4;
+    to.scale[0] = (packed[strip + 4] & 15) | packed[strip - 4] >> 6 << 4;
+    to.minimum = packed[strip + 4] >> 4 | packed[strip] >> 6 << 4;
   }
-  set(to, half_at(block) * float(scale), -half_at(block + 2) * float(minimum));
+  to.scale[1] = to.scale[0];
 }
 
 // Two strips share 32 bytes, the even one in the low halves.
@@ -103,18 +104,15 @@ void decode_q6_k(const std::byte* block, int strip, Strip& to) {
   const uint8_t* high = bytes_at(block) + 128 + half * 32;
   for (int i = 0; i < kStrip; i++)
     to.q[i] = (low[i] >> quarter / 2 * 4 & 15) | (high[i] >> 2 * quarter & 3) << 4;
-  const float d = half_at(block + 208);
-  for (int i = 0; i < 2; i++) {
-    to.scale[i] = d * float(int8_t(bytes_at(block)[192 + 2 * strip + i]));
-    to.minimum[i] = 0;
-  }
+  set(to, half_at(block + 208), 0);
+  for (int i = 0; i < 2; i++) to.scale[i] = int8_t(bytes_at(block)[192 + 2 * strip + i]);
 }
 
 constexpr BlockType kTypes[] = {
-    {2, 32, 18, {4, 32, false}, decode_q4_0},   {3, 32, 20, {4, 32, true}, decode_q4_1},
-    {6, 32, 22, {6, 32, false}, decode_q5_0},   {7, 32, 24, {6, 32, true}, decode_q5_1},
-    {8, 32, 34, {8, 32, false}, decode_q8_0},   {12, 256, 144, {4, 32, true}, decode_q4_k},
-    {13, 256, 176, {6, 32, true}, decode_q5_k}, {14, 256, 210, {6, 16, false}, decode_q6_k},
+    {2, 32, 18, k4, decode_q4_0},         {3, 32, 20, k4Affine, decode_q4_1},
+    {6, 32, 22, k6, decode_q5_0},         {7, 32, 24, k6Affine, decode_q5_1},
+    {8, 32, 34, k8, decode_q8_0},         {12, 256, 144, k4Nested, decode_q4_k},
+    {13, 256, 176, k6Nested, decode_q5_k}, {14, 256, 210, k6Half, decode_q6_k},
 };
 
 }  // namespace

@@ -9,29 +9,25 @@
 
 namespace ridgeline {
 
-// A strip of one row (every block holds whole ones): 32 weights as unsigned integers. Those of input i are worth
-// scale[i / 16] * (q[i] - offset) + minimum[i / 16].
+// A strip of one row (every block holds whole ones): 32 weights as unsigned integers, and what they
+// are worth. The factors are fp16 numbers, and the integers beside them 1 in formats without nests.
 struct Strip {
   uint8_t q[kStrip];
-  float scale[2];
-  float minimum[2];
-};
+  float scale_factor, minimum_factor;
+  int8_t scale[2];  // of each half of the strip
+  int8_t minimum;
 
-// How a type of block is kept: bits of an integer, inputs that share a scale, and whether there
-// are minima; where there are none, the offset is half the integers' range.
-struct Format {
-  int bits = 0;  // 4, 6 or 8
-  int group = 32;  // or 16
-  bool affine = false;
-
-  int offset() const { return affine ? 0 : 1 << (bits - 1); }
+  float value(int i, int offset) const {
+    return scale_factor * float(scale[i / 16]) * float(q[i] - offset) +
+           minimum_factor * float(minimum);
+  }
 };
 
 struct BlockType {
   int number;         // ggml's
   int weights;        // of a block
   int bytes;          // of a block
-  Format format;
+  FormatName format;
   void (*decode)(const std::byte* block, int strip, Strip& to);  // the strip-th of the block
 };
 

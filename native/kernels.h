@@ -36,12 +36,35 @@ constexpr int kWidths = 2;  // one tile or two at once
 // Quantised products handle the inputs in strips of this many; two halves of it have sums.
 constexpr int kStrip = 32;
 
-// Bytes of a tile of weights for one strip: the integers alone, and with scales and minima.
-constexpr int strip_planes(int bits) { return kTile * kStrip * bits / 8; }
+// How quantised weights are kept: integers with a scale for every `group` inputs of an output.
+// Scales (and minima) are fp16; nested ones are bytes, times one fp16 number for every kNest strips.
+struct Format {
+  int bits;   // 4, 6 or 8
+  int group;  // 32 or 16
+  bool affine;  // whether there are minima, one a strip; if not, the integers' offset is half their range
+  bool nested;
 
-constexpr int strip_bytes(int bits, int group, bool affine) {
-  return strip_planes(bits) + (affine ? 2 : 1) * kStrip / group * kTile * 2;
+  constexpr int offset() const { return affine ? 0 : 1 << (bits - 1); }
+  constexpr int sets() const { return kStrip / group; }  // of scales of a strip
+  constexpr int planes() const { return kTile * kStrip * bits / 8; }  // bytes: integers of a strip
+  constexpr int strip_bytes() const { return planes() + (nested ? 0 : kTile * 2 * (1 + affine)); }
+  constexpr size_t tile_bytes(int strips) const;
+};
+
+constexpr int kNest = 8;
+// In front of so many strips: scales' and minima's fp16 factors, then the bytes of each strip's
+// scales (of all sets), then those of its minima. All nested formats need the same room.
+constexpr int kNestFactors = 4 * kTile;
+constexpr int kNestBytes = kNestFactors + 2 * kNest * kTile;
+
+constexpr size_t Format::tile_bytes(int strips) const {
+  return size_t(strips) * strip_bytes() + (nested ? strips / kNest * kNestBytes : 0);
 }
+
+enum FormatName { k4, k4Affine, k4Nested, k6, k6Affine, k6Nested, k6Half, k8, kFormatCount };
+constexpr Format kFormats[kFormatCount] = {
+    {4, 32, false, false}, {4, 32, true, false}, {4, 32, true, true},  {6, 32, false, false},
+    {6, 32, true, false},  {6, 32, true, true},  {6, 16, false, true}, {8, 32, false, false}};
 
 // Rows of inputs as 8-bit integers: x = scale * q for every strip of a row.
 struct QuantRows {
@@ -61,7 +84,6 @@ struct QuantBlock {
 };
 
 using QuantFn = void (*)(const QuantBlock&);
-constexpr int kQuantBits = 3;  // 4, 6 and 8 bits
 
 // Attention of one key head: some consecutive rows of one sequence, each with the `share` query
 // heads that use that head.
@@ -86,18 +108,20 @@ struct AttentionTask {
   float* scratch;              // attention_scratch() floats
 };
 
+// Floats from one head's scores of so many positions to the next head's: an odd number of tiles,
+// so that the same position's scores do not all fall into one cache set.
+inline int attention_stride(int positions) { return ((positions + kTile - 1) / kTile | 1) * kTile; }
+
 // Most floats that attention over so many positions needs.
 inline size_t attention_scratch(int rows, int share, int dim, int positions) {
-  const size_t scores = size_t(rows) * share * ((positions + kTile - 1) / kTile * kTile);
-  return scores + size_t(kTile) * dim + size_t(rows) * share;
+  return size_t(rows) * share * (attention_stride(positions) + 1) + size_t(kTile) * dim;
 }
 
 struct Kernels {
   const char* name;
   int max_rows;  // of a block
   BlockFn block[kWeightTypes][kMaxRows][kWidths];  // [type][rows - 1][tiles - 1]; null: no room
-  // [4, 6, 8 bits][offset, minima, offset with groups of 16]; the first two with groups of 32.
-  QuantFn quant[kQuantBits][3];
+  QuantFn quant[kFormatCount];
   // n numbers of a type to fp32, and fp32 sums plus bias (or null) to a type (nearest even).
   void (*widen)(Type type, const void* from, float* to, size_t n);
   void (*narrow)(Type type, const float* sums, const float* bias, void* to, size_t n);

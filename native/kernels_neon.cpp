@@ -8,6 +8,7 @@ namespace {
 
 struct Vec {
   float32x4_t v[4];
+  static constexpr int outputs = 4;  // of attention at once
   static Vec load(const float* p) {
     return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
   }
@@ -30,6 +31,7 @@ struct Vec {
     const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
   }
+  static Vec sum_each(const Vec (&v)[kTile]) { return sum_one_by_one(v); }
   static Vec multiply(Vec a, Vec b) {
     for (int i = 0; i < 4; i++) a.v[i] = vmulq_f32(a.v[i], b.v[i]);
     return a;

@@ -7,6 +7,7 @@ namespace {
 
 struct Vec {
   float v[kTile];
+  static constexpr int outputs = 2;  // of attention at once
   static Vec load(const float* p) {
     Vec v;
     std::memcpy(v.v, p, sizeof v.v);
@@ -24,6 +25,7 @@ struct Vec {
     return v;
   }
   static float sum(Vec v) { return sum_lanes(v.v); }
+  static Vec sum_each(const Vec (&v)[kTile]) { return sum_one_by_one(v); }
   static Vec multiply(Vec a, const Vec& b) {
     for (int i = 0; i < kTile; i++) a.v[i] *= b.v[i];
     return a;

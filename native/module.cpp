@@ -101,7 +101,7 @@ void gguf_rows(int number, const Array<uint8_t>& blocks, int64_t rows, int64_t i
                const Array<int64_t>& ids, uintptr_t to) {
   const BlockType& type = checked_blocks(number, int64_t(blocks.size()), rows, inputs);
   auto* out = static_cast<float*>(checked_address(to, sizeof(float)));
-  const int strips = type.weights / kStrip;
+  const int strips = type.weights / kStrip, offset = kFormats[type.format].offset();
   for (size_t i = 0; i < ids.size(); i++) {
     const int64_t id = ids.data()[i];
     require(id >= 0 && id < rows, "a row's number is out of range");
@@ -112,9 +112,7 @@ void gguf_rows(int number, const Array<uint8_t>& blocks, int64_t rows, int64_t i
     for (int64_t b = 0; b < blocks_a_row; b++, block += type.bytes)
       for (int s = 0; s < strips; s++) {
         type.decode(block, s, values);
-        for (int n = 0; n < kStrip; n++)
-          *out++ = values.scale[n / 16] * float(values.q[n] - type.format.offset()) +
-                   values.minimum[n / 16];
+        for (int n = 0; n < kStrip; n++) *out++ = values.value(n, offset);
       }
   }
 }

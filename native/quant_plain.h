@@ -1,4 +1,4 @@
-// Products of quantised weights in plain C++ over the vector type V of tile.h.
+// Products of quantised weights in plain C++ over a vector type as tile.h describes it.
 #pragma once
 
 #include "quant_tile.h"
@@ -6,24 +6,24 @@
 namespace ridgeline {
 namespace {
 
-template <class V>
+template <class Vector>
 struct PlainQuant {
-  template <int Bits, int Group, bool Affine>
+  template <FormatName Name>
   static void tile(const QuantBlock& b) {
-    quant_tile<PlainQuant, Bits, Group, Affine>(b);
+    quant_tile<PlainQuant, Name>(b);
   }
-  static constexpr int lanes = kTile;
+  static constexpr int rows = 4;
   struct W {
     uint8_t v[4 * kTile];
   };
   struct Sum {
     int32_t v[kTile];
   };
-  using F = V;
+  using V = Vector;
 
   template <int Bits, int Count>
-  static void unpack(const std::byte* strip, int part, W* w) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(strip);
+  static void unpack(const std::byte* integers, int part, W* w) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(integers);
     for (int i = 0; i < Count; i++) {
       const int at = part * Count + i;
       for (int j = 0; j < 4 * kTile; j++) {
@@ -36,7 +36,7 @@ struct PlainQuant {
       }
     }
   }
-  template <int, int Count>
+  template <int Count>
   static Sum dot(const W* w, const int8_t* x) {
     Sum sum{};
     for (int i = 0; i < Count; i++)
@@ -48,17 +48,24 @@ struct PlainQuant {
     for (int32_t& v : sum.v) v -= all;
     return sum;
   }
-  static F to_float(const Sum& sum) {
+  static V to_float(const Sum& sum) {
     float v[kTile];
     for (int i = 0; i < kTile; i++) v[i] = float(sum.v[i]);
     return V::load(v);
   }
-  static F half(const std::byte* p) { return V::load_half(reinterpret_cast<const uint16_t*>(p)); }
-  static F load(const float* p) { return V::load(p); }
-  static void store(float* p, const F& v) { V::store(p, v); }
-  static F broadcast(float v) { return V::broadcast(&v); }
-  static F multiply(const F& a, const F& b) { return V::multiply(a, b); }
-  static F fma(const F& a, const F& b, const F& sum) { return V::fma(a, b, sum); }
+  static V halves(const std::byte* p) {
+    return V::load_half(reinterpret_cast<const uint16_t*>(p));
+  }
+  static V bytes(const std::byte* p) {
+    float v[kTile];
+    for (int i = 0; i < kTile; i++) v[i] = float(int8_t(p[i]));
+    return V::load(v);
+  }
+  static V load(const float* p) { return V::load(p); }
+  static void store(float* p, const V& v) { V::store(p, v); }
+  static V broadcast(float v) { return V::broadcast(&v); }
+  static V multiply(const V& a, const V& b) { return V::multiply(a, b); }
+  static V fma(const V& a, const V& b, const V& sum) { return V::fma(a, b, sum); }
 };
 
 }  // namespace

@@ -1,13 +1,13 @@
 // Products of quantised weights with 8-bit inputs, written once over a type that each instruction
 // set defines. Included as tile.h is: everything has internal linkage.
 //
-// Layout of a tile of 16 outputs, for each strip of 32 inputs:
+// Layout of the integers of a tile of 16 outputs, for each strip of 32 inputs:
 //   4 bits: 4 lines of 64 bytes; line j has inputs 8j..8j+3 in the low halves of its bytes and
 //           8j+4..8j+7 in the high ones, byte 4 * output + input % 4;
 //   6 bits: the same with the lower 4 bits, then 2 lines with the upper 2: line i has inputs
 //           16i + 4m..16i + 4m + 3 in bits 2m and 2m + 1;
-//   8 bits: 8 lines; line j has inputs 4j..4j+3;
-// then fp16 scales of the 16 outputs, for groups of 16 inputs twice, and as many fp16 minima.
+//   8 bits: 8 lines; line j has inputs 4j..4j+3.
+// Where scales lie, `Format` says.
 //
 // The integer sums are exact, and a row's fp32 sum takes the groups one after the other, so a row's
 // bits do not depend on how many rows there are.
@@ -15,68 +15,137 @@
 
 #include "half.h"
 #include "kernels.h"
+#include "unroll.h"
 
 namespace ridgeline {
 namespace {
 
-constexpr int kQuantAhead = 2048;  // bytes to prefetch before their use
+constexpr int kQuantAhead = 8192;  // bytes to prefetch before their use
 
-// Over a type Q that handles `lanes` outputs at once. Its W is 4 inputs of each as bytes, its F an
-// fp32 number of each:
-//   unpack<Bits, Count>(strip, part, W[Count]): part `part` of the strip's weights;
-//   dot<Bits, Count>(W[Count], x): their exact products with 4 * Count inputs.
-template <class Q, int Bits, int Group, bool Affine>
-void quant_tile(const QuantBlock& b) {
+inline void prefetch_ahead(const std::byte* at, int bytes) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + kQuantAhead + line);
+}
+
+// Walks over the strips of a tile of weights.
+template <FormatName Name>
+struct StripWalk {
+  static constexpr Format f = kFormats[Name];
+  const std::byte* integers;  // of the present strip
+  const std::byte* scales;    // its first set
+  const std::byte* minima;
+  const std::byte* factors = nullptr;  // of nested scales and minima
+
+  explicit StripWalk(const std::byte* tile) : next_(tile) {}
+
+  // To strip s; true if its factors are not those of the strip before.
+  bool move(int s) {
+    const int within = s % kNest;
+    const bool fresh = f.nested && within == 0;
+    if (fresh) {
+      factors = next_;
+      prefetch_ahead(factors, kNestBytes);
+      next_ += kNestBytes;
+    }
+    integers = next_;
+    prefetch_ahead(integers, f.strip_bytes());
+    next_ += f.strip_bytes();
+    if constexpr (f.nested) {
+      scales = factors + kNestFactors + within * f.sets() * kTile;
+      minima = factors + kNestFactors + (kNest + within) * kTile;
+    } else {
+      scales = integers + f.planes();
+      minima = scales + 2 * kTile;
+    }
+    return fresh;
+  }
+
+ private:
+  const std::byte* next_;
+};
+
+// Over a type Q whose W is 4 inputs of 16 outputs as bytes, its V an fp32 number of each output:
+//   rows: how many rows' sums there are registers for;
+//   unpack<Bits, Count>(integers, part, W[Count]): part `part` of a strip's weights;
+//   dot<Count>(W[Count], x): their exact products with 4 * Count inputs;
+//   halves, bytes: 16 fp16 numbers, or 16 signed bytes, as fp32.
+// Here for R rows, from `first` on.
+template <class Q, FormatName Name, int R>
+void quant_rows(const QuantBlock& b, int first) {
+  constexpr Format f = kFormats[Name];
   using W = typename Q::W;
-  using F = typename Q::F;
-  constexpr int parts = Group == 16 ? 2 : 1;
+  using V = typename Q::V;
+  constexpr int parts = f.sets();
   constexpr int count = 8 / parts;
-  constexpr int planes = strip_planes(Bits);
-  constexpr int scale_sets = kStrip / Group;
-  const int strips = b.x.strips;
-  for (int i = 0; i < b.rows * kTile; i++) b.sums[i] = 0;
-  const std::byte* strip = b.weights;
-  for (int s = 0; s < strips; s++, strip += strip_bytes(Bits, Group, Affine)) {
-    for (int line = 0; line < strip_bytes(Bits, Group, Affine); line += 64)
-      __builtin_prefetch(strip + kQuantAhead + line);
-    for (int lane = 0; lane < kTile; lane += Q::lanes) {
-      for (int part = 0; part < parts; part++) {
-        W w[count];
-        Q::template unpack<Bits, count>(strip + 4 * lane, part, w);
-        const int set = scale_sets == 2 ? part : 0;
-        const std::byte* scales = strip + planes + 2 * (set * kTile + lane);
-        const F scale = Q::half(scales);
-        F minimum{};
-        if constexpr (Affine) minimum = Q::half(scales + scale_sets * kTile * 2);
-        const int8_t* x = b.x.q + s * kStrip + part * (kStrip / parts);
-        const float* x_scale = b.x.scales + s;
-        const float* x_total = b.x.totals + s;
-        const int32_t* x_sum = b.x.sums + 3 * s + (parts == 2 ? part : 2);
-        float* sums = b.sums + lane;
-        for (int r = 0; r < b.rows; r++) {
-          auto total = Q::template dot<Bits, count>(w, x);
-          if constexpr (!Affine) total = Q::subtract(total, *x_sum * (1 << (Bits - 1)));
-          F row = Q::load(sums);
-          row = Q::fma(Q::multiply(scale, Q::broadcast(*x_scale)), Q::to_float(total), row);
-          if constexpr (Affine) row = Q::fma(minimum, Q::broadcast(*x_total), row);
-          Q::store(sums, row);
-          x += strips * kStrip;
-          x_scale += strips;
-          x_total += strips;
-          x_sum += 3 * strips;
-          sums += kTile;
-        }
+  const ptrdiff_t strips = b.x.strips;
+  const int8_t* x = b.x.q + first * strips * kStrip;
+  const float* x_scale = b.x.scales + first * strips;
+  const float* x_total = b.x.totals + first * strips;
+  const int32_t* x_sum = b.x.sums + 3 * first * strips;
+  const V zero = Q::broadcast(0);
+  V scale_factor = zero, minimum_factor = zero, minimum = zero;
+  V sums[R];
+  RIDGELINE_UNROLL
+  for (int r = 0; r < R; r++) sums[r] = zero;
+  StripWalk<Name> walk(b.weights);
+  for (int s = 0; s < strips; s++, x += kStrip, x_scale++, x_total++, x_sum += 3) {
+    if (walk.move(s)) {
+      scale_factor = Q::halves(walk.factors);
+      minimum_factor = Q::halves(walk.factors + 2 * kTile);
+    }
+    if constexpr (f.affine)
+      minimum = f.nested ? Q::multiply(minimum_factor, Q::bytes(walk.minima))
+                         : Q::halves(walk.minima);
+    RIDGELINE_UNROLL
+    for (int part = 0; part < parts; part++) {
+      W w[count];
+      Q::template unpack<f.bits, count>(walk.integers, part, w);
+      const V scale = f.nested
+                          ? Q::multiply(scale_factor, Q::bytes(walk.scales + part * kTile))
+                          : Q::halves(walk.scales);
+      RIDGELINE_UNROLL
+      for (int r = 0; r < R; r++) {
+        auto total = Q::template dot<count>(w, x + r * strips * kStrip + part * 4 * count);
+        if constexpr (!f.affine)
+          total = Q::subtract(total, x_sum[3 * r * strips + (parts == 2 ? part : 2)] * f.offset());
+        const V factor = Q::multiply(scale, Q::broadcast(x_scale[r * strips]));
+        sums[r] = Q::fma(factor, Q::to_float(total), sums[r]);
+        if constexpr (f.affine)
+          sums[r] = Q::fma(minimum, Q::broadcast(x_total[r * strips]), sums[r]);
       }
     }
   }
+  RIDGELINE_UNROLL
+  for (int r = 0; r < R; r++) Q::store(b.sums + (first + r) * kTile, sums[r]);
 }
 
-// Q::tile<Bits, Group, Affine> is a QuantFn.
-template <class Q, int Bits>
-constexpr void fill_quant(QuantFn (&table)[3]) {
-  table[0] = Q::template tile<Bits, 32, false>;
-  table[1] = Q::template tile<Bits, 32, true>;
-  table[2] = Q::template tile<Bits, 16, false>;
+template <class Q, FormatName Name, int R = Q::rows>
+void quant_rows(const QuantBlock& b, int first, int rows) {
+  if constexpr (R == 1)
+    quant_rows<Q, Name, 1>(b, first);
+  else if (rows == R)
+    quant_rows<Q, Name, R>(b, first);
+  else
+    quant_rows<Q, Name, R - 1>(b, first, rows);
+}
+
+// Any number of rows: the later ones find the weights in a cache.
+template <class Q, FormatName Name>
+void quant_tile(const QuantBlock& b) {
+  const int blocks = (b.rows + Q::rows - 1) / Q::rows;
+  for (int i = 0, first = 0; i < blocks; i++) {
+    const int rows = b.rows / blocks + (i < b.rows % blocks);
+    quant_rows<Q, Name>(b, first, rows);
+    first += rows;
+  }
+}
+
+// Q::tile<FormatName> is a QuantFn.
+template <class Q, int Name = 0>
+constexpr void fill_quant(QuantFn (&table)[kFormatCount]) {
+  if constexpr (Name < kFormatCount) {
+    table[Name] = Q::template tile<FormatName(Name)>;
+    fill_quant<Q, Name + 1>(table);
+  }
 }
 
 // A strip's largest magnitude becomes 127. Integer comparison of the bits orders magnitudes, and
@@ -96,14 +165,18 @@ void quantise(const float* from, const QuantRows& to, int row) {
     const bool usable = top > 1e-30f && largest < 0x7f800000;
     const float inverse = usable ? 127 / top : 0;
     scales[s] = top / 127;
-    int32_t halves[2] = {0, 0};
+    int32_t values[kStrip];
     for (int i = 0; i < kStrip; i++) {
       // Adding 1.5 * 2^23 leaves the nearest integer in the low bits, ties to even.
       const float shifted = (usable ? from[i] : 0) * inverse + 0x1.8p23f;
-      const int32_t value = int32_t(float_bits(shifted)) - 0x4b400000;
-      q[i] = int8_t(value);
-      halves[i / 16] += value;
+      values[i] = int32_t(float_bits(shifted)) - 0x4b400000;
     }
+    int32_t halves[2] = {0, 0};
+    for (int i = 0; i < kStrip / 2; i++) {
+      halves[0] += values[i];
+      halves[1] += values[i + kStrip / 2];
+    }
+    for (int i = 0; i < kStrip; i++) q[i] = int8_t(values[i]);
     sums[3 * s] = halves[0];
     sums[3 * s + 1] = halves[1];
     sums[3 * s + 2] = halves[0] + halves[1];

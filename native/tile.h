@@ -15,13 +15,6 @@
 #include "ops.h"
 #include "quant_plain.h"
 
-// Sums live in registers only when the loops over them are unrolled.
-#if defined(__clang__)
-#define RIDGELINE_UNROLL _Pragma("unroll")
-#else
-#define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 namespace ridgeline {
 namespace {
 
@@ -135,9 +128,7 @@ constexpr Kernels make_kernels(const char* name) {
   k.max_rows = Room - 1 < kMaxRows ? Room - 1 : kMaxRows;
   fill<V, F32<V>, Room>(k.block[int(Type::f32)]);
   fill<V, BF16, Room>(k.block[int(Type::bf16)]);
-  fill_quant<Quant, 4>(k.quant[0]);
-  fill_quant<Quant, 6>(k.quant[1]);
-  fill_quant<Quant, 8>(k.quant[2]);
+  fill_quant<Quant>(k.quant);
   k.widen = widen<V>;
   k.narrow = narrow;
   k.quantise = quantise;

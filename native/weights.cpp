@@ -12,7 +12,7 @@ namespace {
 
 // Measured on Zen 3; half and twice of each make no difference beyond noise.
 constexpr int kInputs = 256;     // inputs of a tile at a time where its rows take several blocks
-constexpr int kAhead = 2048;     // bytes to prefetch before their use
+constexpr int kAhead = 8192;     // bytes to prefetch before their use
 constexpr int kShares = 8;       // shares of the work for each thread
 constexpr int kSmall = 1 << 15;  // multiplications below which waking a thread costs more
 
@@ -150,7 +150,7 @@ QuantWeights::QuantWeights(const BlockType& type, const std::byte* blocks, const
 
 QuantWeights::QuantWeights(int bits, Type type, const void* weights, const void* bias, int outputs,
                            int inputs)
-    : Weights(outputs, inputs, type, bias), format_{bits, 32, bits == 4} {
+    : Weights(outputs, inputs, type, bias), format_(bits == 4 ? k4Affine : k8) {
   allocate();
   const size_t row_bytes = inputs * size_of(type);
   Pool::instance().run(tiles(), [&](int tile) {
@@ -171,76 +171,104 @@ QuantWeights::QuantWeights(int bits, Type type, const void* weights, const void*
 // 4 bits span the group's range; 8 bits are symmetric about zero.
 void QuantWeights::round(const float* w, Strip& to) const {
   const auto [low, high] = std::minmax_element(w, w + kStrip);
-  const int levels = (1 << format_.bits) - 1;
-  const float range = format_.affine ? *high - *low : std::max(-*low, *high);
-  const float steps = format_.affine ? float(levels) : 127.0f;
+  const bool affine = format().affine;
+  const int levels = (1 << format().bits) - 1;
+  const float range = affine ? *high - *low : std::max(-*low, *high);
+  const float steps = affine ? float(levels) : 127.0f;
   const float scale = half_to_float(float_to_half(range / steps));
-  const float minimum = format_.affine ? half_to_float(float_to_half(*low)) : 0;
+  const float minimum = affine ? half_to_float(float_to_half(*low)) : 0;
   const float inverse = scale > 0 ? 1 / scale : 0;
   for (int i = 0; i < kStrip; i++) {
-    const int q = int(__builtin_rintf((w[i] - minimum) * inverse)) + format_.offset();
+    const int q = int(__builtin_rintf((w[i] - minimum) * inverse)) + format().offset();
     to.q[i] = uint8_t(std::clamp(q, 0, levels));
   }
-  to.scale[0] = to.scale[1] = scale;
-  to.minimum[0] = to.minimum[1] = minimum;
+  to.scale_factor = scale;
+  to.minimum_factor = minimum;
+  to.scale[0] = to.scale[1] = to.minimum = 1;
 }
 
 void QuantWeights::allocate() {
-  tile_bytes_ = size_t(inputs_ / kStrip) * strip_bytes(format_.bits, format_.group, format_.affine);
+  tile_bytes_ = format().tile_bytes(inputs_ / kStrip);
   weights_ = allocate_weights(bytes());
+}
+
+// Where a strip of a tile lies.
+QuantWeights::Place QuantWeights::place(int tile, int strip) const {
+  std::byte* at = weights_.get() + tile * tile_bytes_;
+  if (!format().nested) {
+    at += size_t(strip) * format().strip_bytes();
+    return {at, at + format().planes(), nullptr, nullptr};
+  }
+  const int within = strip % kNest;
+  std::byte* nest = at + format().tile_bytes(strip - within);
+  std::byte* bytes = nest + kNestFactors;
+  return {nest + kNestBytes + within * format().planes(), nest,
+          bytes + within * format().sets() * kTile, bytes + (kNest + within) * kTile};
 }
 
 // One strip of a tile; four inputs of an output at a time.
 void QuantWeights::put(int tile, int strip, const Strip* outputs) {
-  std::byte* to = weights_.get() + tile * tile_bytes_ +
-                  size_t(strip) * strip_bytes(format_.bits, format_.group, format_.affine);
-  auto* halves = reinterpret_cast<uint16_t*>(to + strip_planes(format_.bits));
-  const int sets = kStrip / format_.group;
-  for (int lane = 0; lane < kTile; lane++, to += 4) {
+  const Place to = place(tile, strip);
+  const int bits = format().bits, sets = format().sets();
+  for (int lane = 0; lane < kTile; lane++) {
     const Strip& values = outputs[lane];
     uint32_t quads[8];
     std::memcpy(quads, values.q, sizeof quads);
-    const auto store = [&](int line, uint32_t quad) { std::memcpy(to + 64 * line, &quad, 4); };
-    if (format_.bits == 8) {
+    const auto store = [&](int line, uint32_t quad) {
+      std::memcpy(to.integers + 64 * line + 4 * lane, &quad, 4);
+    };
+    if (bits == 8) {
       for (int i = 0; i < 8; i++) store(i, quads[i]);
     } else {
       const uint32_t low = 0x0f0f0f0f;
       for (int i = 0; i < 4; i++) store(i, (quads[2 * i] & low) | (quads[2 * i + 1] & low) << 4);
     }
-    if (format_.bits == 6)
+    if (bits == 6)
       for (int i = 0; i < 2; i++) {
         uint32_t high = 0;
         for (int m = 0; m < 4; m++) high |= (quads[4 * i + m] >> 4 & 0x03030303) << 2 * m;
         store(4 + i, high);
       }
-    for (int set = 0; set < sets; set++) {
-      halves[set * kTile + lane] = float_to_half(values.scale[set]);
-      if (format_.affine) halves[(sets + set) * kTile + lane] = float_to_half(values.minimum[set]);
-    }
+    auto* factors = reinterpret_cast<uint16_t*>(to.factors);
+    factors[lane] = float_to_half(values.scale_factor);
+    if (format().affine) factors[kTile + lane] = float_to_half(values.minimum_factor);
+    if (!format().nested) continue;
+    for (int set = 0; set < sets; set++) to.scales[set * kTile + lane] = std::byte(values.scale[set]);
+    if (format().affine) to.minima[lane] = std::byte(values.minimum);
   }
 }
 
+// The reverse for one output.
+void QuantWeights::get(int output, int strip, Strip& to) const {
+  const Place from = place(output / kTile, strip);
+  const int bits = format().bits, sets = format().sets(), lane = output % kTile;
+  const auto* integers = reinterpret_cast<const uint8_t*>(from.integers);
+  for (int i = 0; i < kStrip; i++) {
+    const int quad = i / 4, at = 4 * lane + i % 4;
+    to.q[i] = bits == 8 ? integers[64 * quad + at] : integers[64 * (quad / 2) + at] >> quad % 2 * 4 & 15;
+    if (bits == 6) to.q[i] |= (integers[256 + 64 * (quad / 4) + at] >> quad % 4 * 2 & 3) << 4;
+  }
+  const auto* factors = reinterpret_cast<const uint16_t*>(from.factors);
+  to.scale_factor = half_to_float(factors[lane]);
+  to.minimum_factor = format().affine ? half_to_float(factors[kTile + lane]) : 0;
+  to.scale[0] = to.scale[1] = to.minimum = 1;
+  if (!format().nested) return;
+  for (int half = 0; half < 2; half++)
+    to.scale[half] = int8_t(from.scales[(sets == 2 ? half : 0) * kTile + lane]);
+  if (format().affine) to.minimum = int8_t(from.minima[lane]);
+}
+
 void QuantWeights::unpack(float* weights) const {
-  const int sets = kStrip / format_.group;
+  Strip strip;
   for (int output = 0; output < outputs_; output++)
-    for (int i = 0; i < inputs_; i++) {
-      const int quad = i % kStrip / 4, lane = output % kTile, at = 4 * lane + i % 4;
-      const auto* from = reinterpret_cast<const uint8_t*>(
-          weights_.get() + output / kTile * tile_bytes_ +
-          size_t(i / kStrip) * strip_bytes(format_.bits, format_.group, format_.affine));
-      const auto* halves = reinterpret_cast<const uint16_t*>(from + strip_planes(format_.bits));
-      int q = format_.bits == 8 ? from[64 * quad + at] : from[64 * (quad / 2) + at] >> quad % 2 * 4 & 15;
-      if (format_.bits == 6) q |= (from[256 + 64 * (quad / 4) + at] >> quad % 4 * 2 & 3) << 4;
-      const int set = sets == 2 ? i % kStrip / 16 : 0;
-      const float scale = half_to_float(halves[set * kTile + lane]);
-      const float minimum = format_.affine ? half_to_float(halves[(sets + set) * kTile + lane]) : 0;
-      weights[size_t(output) * inputs_ + i] = scale * float(q - format_.offset()) + minimum;
+    for (int s = 0; s < inputs_ / kStrip; s++) {
+      get(output, s, strip);
+      for (int i = 0; i < kStrip; i++) *weights++ = strip.value(i, format().offset());
     }
 }
 
 void QuantWeights::multiply(const Rows& x, int first, int end, const Output& y) const {
-  const QuantFn kernel =
-      kernels().quant[format_.bits / 2 - 2][format_.group == 16 ? 2 : format_.affine];
+  const QuantFn kernel = kernels().quant[format_];
   float sums[kRowGroup * kTile];
   for (int row = 0; row < x.rows(); row += kRowGroup) {
     const int rows = std::min(kRowGroup, x.rows() - row);

@@ -91,7 +91,7 @@ class DenseWeights : public Weights {
   std::shared_ptr<std::byte> weights_;
 };
 
-// Integers of 4, 6 or 8 bits with a scale for every 16 or 32 inputs: quant_tile.h has the layout.
+// Integers of 4, 6 or 8 bits: `Format` and quant_tile.h have the layout.
 class QuantWeights : public Weights {
  public:
   // blocks: [outputs, inputs / type.weights] of a GGUF file; output n is its row rows[n]. Inputs
@@ -108,11 +108,18 @@ class QuantWeights : public Weights {
   void unpack(float* weights) const;
 
  private:
+  const Format& format() const { return kFormats[format_]; }
   void allocate();
   void round(const float* weights, Strip& to) const;
+  struct Place {
+    std::byte *integers, *factors;
+    std::byte *scales, *minima;  // bytes, of nested formats
+  };
+  Place place(int tile, int strip) const;
   void put(int tile, int strip, const Strip* outputs);
+  void get(int output, int strip, Strip& to) const;
 
-  Format format_;
+  FormatName format_;
   size_t tile_bytes_;
   std::shared_ptr<std::byte> weights_;
 };

@@ -71,5 +71,5 @@ def test_one_number_for_both_also_with_a_model_loaded_before() -> None:
 
 
 def test_fewer_than_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="threads is 0; it must be 1 to 1024"):
+    with pytest.raises(ConfigError, match="threads is 0; it must be an integer, 1 to 1024"):
         set_threads(0)
