@@ -82,7 +82,7 @@ def test_packed_weights_take_little_more_than_the_file(kind: T) -> None:
         int(kind), raw.reshape(-1), np.arange(48, dtype=np.int32), np.empty(0, np.float32), INPUTS
     )
     # 5-bit integers lie in 6 bits.
-    most = 1.2 if kind in (T.Q5_0, T.Q5_1, T.Q5_K) else 1.03
+    most = 1.25 if kind in (T.Q5_0, T.Q5_1, T.Q5_K) else 1.03
     assert weights.nbytes <= most * raw.nbytes
 
 
