@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ridgeline import ConfigError, EngineConfig, ModelLoadError, SamplingParams
+from ridgeline import ConfigError, DraftError, EngineConfig, ModelLoadError, SamplingParams
 from ridgeline.core.batch import Entry
 from ridgeline.core.sampling import draw_drafts
 from ridgeline.core.sequence import Sequence as TokenSequence
@@ -189,7 +189,7 @@ def test_a_wrong_length_of_the_drafts_cache_would_be_seen(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ModelDrafter, "observe", wrong)
     engine, _ = start(verify="rejection")
-    with pytest.raises(AssertionError):
+    with pytest.raises(DraftError, match="not close"):
         run(engine, random_prompts(5, seed=1), SAMPLED)
 
 
