@@ -1,76 +1,127 @@
 """What one forward pass costs: by the rows that it checks, the context before them, the batch.
 
 Every figure is the median of passes taken in turns (all sizes once, then again), so that a busy
-moment of the machine hits all of them.
+moment of the machine hits all of them. llama.cpp takes its turns too where it is installed
+(`peers/setup.sh`) and the model is a GGUF file run as it is.
 """
 
 import argparse
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from provenance import provenance
-from ridgeline.core.batch import Batch, Entry, pack
+from provenance import ROOT, provenance
+from ridgeline.core.batch import Entry, pack
 from ridgeline.core.tree import TokenTree
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import load_model
-from ridgeline.model.target import Target
+from ridgeline.model.target import Model
 from ridgeline.model.threads import set_threads
 
 HERE = Path(__file__).parent
+LLAMACPP = ROOT / ".venv-peers" / "llamacpp" / "bin" / "python"
 CONTEXT = 128  # tokens before the rows, where it is not the context that varies
 
 
-def spans(rng: np.random.Generator, slots: np.ndarray, count: int, rows: int, kv_len: int) -> Batch:
-    """`count` sequences of `rows` new tokens after `kv_len`, which all share their slots."""
-    entries = []
-    for i in range(count):
-        own = slots[kv_len + i * rows : kv_len + (i + 1) * rows]
-        tree = TokenTree.plain(rng.integers(0, 1000, rows))
-        keep = np.arange(tree.size) if rows <= 32 else np.array([tree.root])
-        entries.append(Entry(tree, kv_len, np.concatenate([slots[:kv_len], own]), keep))
-    return pack(entries)
+class Pass(NamedTuple):
+    """So many sequences, each with so many new tokens after so many that they share."""
+
+    sequences: int
+    rows: int
+    context: int
 
 
-def prefill(target: Target, slots: np.ndarray, length: int) -> None:
-    """Fills the cache up to `length` tokens."""
-    rng = np.random.default_rng(0)
-    for start in range(0, length, 256):
-        tree = TokenTree.plain(rng.integers(0, 1000, min(256, length - start)))
-        entry = Entry(tree, start, slots[: start + tree.size], np.empty(0, np.int64))
-        target.forward(pack([entry]))
+class Ridgeline:
+    """Our passes."""
+
+    def __init__(self, model: Model, most: int) -> None:
+        blocks = -(-most // 16)
+        store = KVStore(model.layers, blocks, 16, model.device)
+        self._target = model.bind(store)
+        shuffled = np.random.default_rng(1).permutation(blocks)
+        self._slots = (shuffled[:, None] * 16 + np.arange(16)).ravel()
+        self._tokens = np.random.default_rng(2).integers(0, 1000, most)
+        self._filled = 0
+
+    def seconds(self, size: Pass) -> float:
+        """One pass; what is shared is computed at the first need of it."""
+        while self._filled < size.context:
+            end = min(self._filled + 256, size.context)
+            tree = TokenTree.plain(self._tokens[self._filled : end])
+            entry = Entry(tree, self._filled, self._slots[:end], np.empty(0, np.int64))
+            self._target.forward(pack([entry]))
+            self._filled = end
+        entries = []
+        # New tokens lie behind everything shared, or a later pass would find its context changed.
+        free = iter(self._slots[::-1])
+        for _ in range(size.sequences):
+            tree = TokenTree.plain(self._tokens[: size.rows])
+            own = np.array([next(free) for _ in range(size.rows)])
+            slots = np.concatenate([self._slots[: size.context], own])
+            keep = np.arange(tree.size) if size.rows <= 32 else np.array([tree.root])
+            entries.append(Entry(tree, size.context, slots, keep))
+        batch = pack(entries)
+        start = time.perf_counter()
+        self._target.forward(batch)
+        return time.perf_counter() - start
 
 
-def take_turns(passes: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
-    """Median seconds of each pass."""
-    seconds: dict[Any, list[float]] = {key: [] for key in passes}
+class LlamaCpp:
+    """llama.cpp's, in a process of its own."""
+
+    def __init__(self, model: Path, threads: int, most: int) -> None:
+        command = [LLAMACPP, HERE / "peers" / "passes_llamacpp.py", model, str(threads), str(most)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.version = self._answer()["version"]
+
+    def seconds(self, size: Pass) -> float:
+        """One pass; what is shared is computed at the first need of it."""
+        assert self._process.stdin
+        print(json.dumps(size._asdict()), file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline() or "null")
+
+
+def take_turns(
+    sizes: list[Pass], engines: dict[str, Callable[[Pass], float]], rounds: int
+) -> dict[str, list[float]]:
+    """Median seconds of each size, for each engine."""
+    seconds = {name: [[] for _ in sizes] for name in engines}
     for number in range(rounds + 1):
-        for key, run in passes.items():
-            start = time.perf_counter()
-            run()
-            if number:  # the first round allocates
-                seconds[key].append(time.perf_counter() - start)
-    return {key: median(values) for key, values in seconds.items()}
+        for name, run in engines.items():
+            for size, spent in zip(sizes, seconds[name], strict=True):
+                once = run(size)
+                if number:  # the first round allocates
+                    spent.append(once)
+    return {name: [median(spent) for spent in each] for name, each in seconds.items()}
 
 
-def table(title: str, unit: str, seconds: dict[int, float], tokens: Callable[[int], int]) -> str:
-    first = next(iter(seconds.values()))
-    lines = [
-        "",
-        f"## {title}",
-        "",
-        f"| {unit} | ms | relative | tokens/s |",
-        "|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {key} | {value * 1e3:.1f} | {value / first:.2f} | {tokens(key) / value:.0f} |"
-        for key, value in seconds.items()
-    ]
+def table(title: str, unit: str, keys: list[int], sizes: list[Pass], seconds: dict) -> str:
+    ours, theirs = seconds["ridgeline"], seconds.get("llama.cpp")
+    columns = [unit, "ms", "relative", "tokens/s"]
+    if theirs:
+        columns += ["llama.cpp, ms", "relative", "tokens/s", "their time / ours"]
+    lines = ["", f"## {title}", "", "| " + " | ".join(columns) + " |", "|---:" * len(columns) + "|"]
+    for i, (key, size) in enumerate(zip(keys, sizes, strict=True)):
+        cells = [str(key)]
+        for each in filter(None, (ours, theirs)):
+            rate = size.sequences * size.rows / each[i]
+            cells += [f"{each[i] * 1e3:.1f}", f"{each[i] / each[0]:.2f}", f"{rate:.0f}"]
+        if theirs:
+            cells.append(f"{theirs[i] / ours[i]:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -90,43 +141,46 @@ def main() -> None:
     set_threads(args.threads)
     loaded = load_model(args.model, args.dtype, quantize=args.quantize)
     most = max(args.contexts) + max(*args.rows, *args.prefill, *args.batches)
-    store = KVStore(loaded.model.layers, -(-most // 16), 16, loaded.model.device)
-    target = loaded.model.bind(store)
-    slots = np.random.default_rng(1).permutation(-(-most // 16))[:, None] * 16 + np.arange(16)
-    slots = slots.ravel()
-    prefill(target, slots, max(args.contexts))
-    rng = np.random.default_rng(2)
-
-    def passes(batches: dict[int, Batch]) -> dict[Any, Callable[[], object]]:
-        return {key: lambda batch=batch: target.forward(batch) for key, batch in batches.items()}
-
-    rows = take_turns(passes({n: spans(rng, slots, 1, n, CONTEXT) for n in args.rows}), args.rounds)
-    long = take_turns(passes({n: spans(rng, slots, 1, n, 0) for n in args.prefill}), 2)
-    batch = take_turns(
-        passes({n: spans(rng, slots, n, 1, CONTEXT) for n in args.batches}), args.rounds
-    )
-    results = {"rows": rows, "prefill": long, "batch": batch}
-    for n in (1, 8):
-        contexts = {length: spans(rng, slots, 1, n, length) for length in args.contexts}
-        results[f"context, {n} rows"] = take_turns(passes(contexts), args.rounds)
-    title = f"# A forward pass of {loaded.name}"
-    text = [title, "", f"{loaded.model.computes}. `python benchmarks/forward.py`; medians."]
-    text.append(table(f"Rows of one sequence after {CONTEXT} tokens", "rows", rows, lambda n: n))
-    text.append(table("Prefill", "tokens", long, lambda n: n))
-    text.append(
-        table(f"Sequences, a row each, after {CONTEXT} tokens", "batch", batch, lambda n: n)
-    )
-    for n in (1, 8):
-        measured = results[f"context, {n} rows"]
-        text.append(table(f"Context before {n} rows", "context", measured, lambda _, n=n: n))
+    engines = {"ridgeline": Ridgeline(loaded.model, most).seconds}
+    versions = {}
+    as_it_is = args.model.endswith(".gguf") and (args.dtype, args.quantize) == ("auto", None)
+    if as_it_is and LLAMACPP.exists():
+        peer = LlamaCpp(Path(args.model), torch.get_num_threads(), most)
+        engines["llama.cpp"], versions["llama-cpp-python"] = peer.seconds, peer.version
+    plan = {
+        "Rows of one sequence": (
+            "rows",
+            args.rows,
+            lambda n: Pass(1, n, CONTEXT),
+        ),
+        "Prefill": ("tokens", args.prefill, lambda n: Pass(1, n, 0)),
+        "Sequences with a row each": (
+            "batch",
+            args.batches,
+            lambda n: Pass(n, 1, CONTEXT),
+        ),
+        "Context before one row": ("context", args.contexts, lambda n: Pass(1, 1, n)),
+        "Context before eight rows": ("context", args.contexts, lambda n: Pass(1, 8, n)),
+    }
     source = provenance(args)
+    source["versions"] |= versions
+    report: dict[str, Any] = {"provenance": source, "computes": loaded.model.computes}
+    text = [
+        f"# A forward pass of {loaded.name}",
+        "",
+        f"{loaded.model.computes}; medians; {CONTEXT} tokens before the rows where not said.",
+    ]
+    for title, (unit, keys, size) in plan.items():
+        sizes = [size(key) for key in keys]
+        seconds = take_turns(sizes, engines, 2 if unit == "tokens" else args.rounds)
+        report[title] = {unit: keys, "seconds": seconds}
+        text.append(table(title, unit, keys, sizes, seconds))
+        print(text[-1], flush=True)
     text += ["", "```json", json.dumps(source, indent=2), "```", ""]
     out = args.out or HERE / "results" / f"forward-{loaded.name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    report = {"provenance": source, "computes": loaded.model.computes, "seconds": results}
     out.write_text(json.dumps(report, indent=2) + "\n")
     out.with_suffix(".md").write_text("\n".join(text))
-    print("\n".join(text))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The native matrix product beside torch's, by the number of rows.
+"""The native matrix products by the number of rows: dense ones beside torch's, quantised ones.
 
-For each shape there are so many matrices that no cache holds them; calls go round them, and native
-and torch take turns, so that a busy moment of the machine hits both. The best call of each counts,
-Python included. Bandwidth counts the weights' bytes alone and is compared with how fast the same
-threads read memory.
+For each kind and shape there are so many matrices that no cache holds them; calls go round them,
+and native and torch take turns, so that a busy moment of the machine hits both. The best call of
+each counts, Python included. Bandwidth counts the weights' bytes alone and is compared with how
+fast the same threads read memory.
 """
 
 import argparse
@@ -15,16 +15,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from provenance import provenance
 from ridgeline import _native
-from ridgeline.model.linear import PackedLinear, matrix_path
+from ridgeline.model.gguf_file import read_gguf
+from ridgeline.model.linear import TYPES, PackedLinear, matrix_path, pack
 
 BYTES = 192 << 20  # of weights for each shape
 STREAM_BYTES, STREAM_PASSES = 512 << 20, 10
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+QUANTISED = ("int4", "int8")
+KINDS = (*DTYPES, *QUANTISED)
 
 
 def best_call(layers: Sequence[nn.Module], x: Tensor, seconds: float) -> float:
@@ -40,20 +44,66 @@ def best_call(layers: Sequence[nn.Module], x: Tensor, seconds: float) -> float:
     return best
 
 
-def measure(shape: str, dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+class Product(nn.Module):
+    """A native matrix as a layer, from fp32 rows to fp32 rows."""
+
+    def __init__(self, matrix: Any) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def forward(self, x: Tensor) -> Tensor:
+        """f32[N,outputs] for f32[N,inputs]."""
+        y = x.new_empty(len(x), self.matrix.outputs)
+        self.matrix.multiply(TYPES[x.dtype], x.data_ptr(), x.numel(), y.data_ptr(), y.numel())
+        return y
+
+
+def made(kind: str, shape: str) -> tuple[list[nn.Module], dict[str, list[nn.Module]]]:
+    """Matrices of one kind and shape, more than a cache holds: native ones, and torch's if any."""
+    outputs, inputs = map(int, shape.split("x"))
+    dtype = DTYPES.get(kind, torch.float32)
+    width = int(kind[3:]) / 8 if kind in QUANTISED else dtype.itemsize
+    count = max(2, int(BYTES / (outputs * inputs * width)))
+    layers = [nn.Linear(inputs, outputs, bias=False, dtype=dtype) for _ in range(count)]
+    if kind in QUANTISED:
+        return [Product(pack(layer, int(kind[3:]))) for layer in layers], {}
+    return [PackedLinear(layer) for layer in layers], {"torch": layers}
+
+
+def stored(path: Path) -> dict[tuple[str, str], list[nn.Module]]:
+    """The quantised matrices of a GGUF file by type and shape."""
+    header = read_gguf(path)
+    found: dict[tuple[str, str], list[nn.Module]] = {}
+    for tensor in header.tensors.values():
+        if len(tensor.shape) == 2 and _native.packs_gguf(int(tensor.kind)):
+            outputs, inputs = tensor.shape
+            matrix = _native.from_gguf(
+                type=int(tensor.kind),
+                blocks=header.rows(tensor).reshape(-1),
+                rows=np.arange(outputs, dtype=np.int32),
+                bias=np.empty(0, np.float32),
+                inputs=inputs,
+            )
+            key = (tensor.kind.name, f"{outputs}x{inputs}")
+            found.setdefault(key, []).append(Product(matrix))
+    return found
+
+
+def measure(
+    kind: str, shape: str, native: list[nn.Module], others: dict[str, list[nn.Module]], args: Any
+) -> list[dict[str, Any]]:
     """The shortest call, in seconds, of each path for each number of rows."""
     outputs, inputs = map(int, shape.split("x"))
-    count = max(2, BYTES // (outputs * inputs * DTYPES[dtype].itemsize))
-    layers = [nn.Linear(inputs, outputs, bias=False, dtype=DTYPES[dtype]) for _ in range(count)]
-    paths = {"native": [PackedLinear(layer) for layer in layers], "torch": layers}
+    paths = {"native": native, **others}
     results = [
-        {"dtype": dtype, "outputs": outputs, "inputs": inputs, "rows": rows}
+        {"kind": kind, "outputs": outputs, "inputs": inputs, "rows": rows}
+        | {"bytes": native[0].matrix.nbytes}
         | dict.fromkeys(paths, float("inf"))
         for rows in args.rows
     ]
     for _ in range(args.rounds):
         for result in results:
-            x = torch.randn(result["rows"], inputs, dtype=DTYPES[dtype])
+            x = torch.randn(result["rows"], inputs, dtype=DTYPES.get(kind, torch.float32))
             for path, modules in paths.items():
                 result[path] = min(result[path], best_call(modules, x, args.seconds))
     return results
@@ -68,29 +118,27 @@ def markdown(report: dict[str, Any]) -> str:
         f"{stream / 1e9:.1f} GB/s (the stream).",
         "Best calls. Relative: the time against that of the first number of rows.",
     ]
-    for (dtype, outputs, inputs), group in groupby(
-        report["results"], key=itemgetter("dtype", "outputs", "inputs")
+    for (kind, outputs, inputs), group in groupby(
+        report["results"], key=itemgetter("kind", "outputs", "inputs")
     ):
         weights = outputs * inputs
-        size = weights * DTYPES[dtype].itemsize
         results = list(group)
-        lines += [
-            "",
-            f"## {dtype}, {outputs} x {inputs}",
-            "",
-            "| rows | native, ms | relative | G weights/s | GB/s | of the stream | GFLOP/s "
-            "| torch, ms | relative | G weights/s | torch / native |",
-            "|---:" * 11 + "|",
-        ]
+        columns = ["rows", "native, ms", "relative", "G weights/s", "GB/s", "of the stream"]
+        columns += ["GFLOP/s"]
+        if "torch" in results[0]:
+            columns += ["torch, ms", "relative", "torch / native"]
+        lines += ["", f"## {kind}, {outputs} x {inputs}", "", f"| {' | '.join(columns)} |"]
+        lines.append("|---:" * len(columns) + "|")
         for result in results:
-            rows, native, other = result["rows"], result["native"], result["torch"]
-            lines.append(
-                f"| {rows} | {native * 1e3:.3f} | {native / results[0]['native']:.2f} "
-                f"| {weights / native / 1e9:.2f} | {size / native / 1e9:.1f} "
-                f"| {size / native / stream:.2f} | {2 * rows * weights / native / 1e9:.0f} "
-                f"| {other * 1e3:.3f} | {other / results[0]['torch']:.2f} "
-                f"| {weights / other / 1e9:.2f} | {other / native:.1f} |"
-            )
+            rows, native, size = result["rows"], result["native"], result["bytes"]
+            cells = [f"{rows}", f"{native * 1e3:.3f}", f"{native / results[0]['native']:.2f}"]
+            cells += [f"{weights / native / 1e9:.2f}", f"{size / native / 1e9:.1f}"]
+            cells += [f"{size / native / stream:.2f}", f"{2 * rows * weights / native / 1e9:.0f}"]
+            if "torch" in result:
+                other = result["torch"]
+                cells += [f"{other * 1e3:.3f}", f"{other / results[0]['torch']:.2f}"]
+                cells.append(f"{other / native:.1f}")
+            lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "```json", json.dumps(report["provenance"], indent=2), "```", ""]
     return "\n".join(lines)
 
@@ -101,14 +149,15 @@ def parse() -> argparse.Namespace:
         "--shapes",
         type=checked_shape,
         nargs="+",
-        default=["8960x1536", "1536x8960", "1536x1536", "576x576"],
+        default=["8960x1536", "1536x1536", "576x576"],
         help="outputs, then inputs; by default those of a model of 1.5 B, and of one of 135 M",
     )
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--gguf", type=Path, help="measure this file's quantised matrices too")
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 12, 16, 32, 128, 512]
+        "--rows", type=int, nargs="+", default=[1, 2, 4, 6, 8, 12, 16, 32, 128, 512]
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.05, help="for each figure in each round")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/linear.json")
@@ -127,16 +176,18 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     _native.set_threads(args.threads)
+    stream = _native.stream_read(STREAM_BYTES, STREAM_PASSES)
+    results = []
+    for kind in args.kinds:
+        for shape in args.shapes:
+            results += measure(kind, shape, *made(kind, shape), args)
+    for (kind, shape), matrices in (stored(args.gguf) if args.gguf else {}).items():
+        results += measure(kind, shape, matrices, {}, args)
     report = {
         "provenance": provenance(args),
         "path": matrix_path(),
-        "stream_bytes_per_s": _native.stream_read(STREAM_BYTES, STREAM_PASSES),
-        "results": [
-            result
-            for dtype in args.dtypes
-            for shape in args.shapes
-            for result in measure(shape, dtype, args)
-        ],
+        "stream_bytes_per_s": stream,
+        "results": results,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=2) + "\n")
