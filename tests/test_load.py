@@ -100,7 +100,7 @@ def test_dtype_and_device_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.choose_dtype("auto", cpu) == torch.float32
     assert device.choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
     for name in ("int8", torch.int8):
-        with pytest.raises(ConfigError, match="must be auto, bf16, fp16 or fp32"):
+        with pytest.raises(ConfigError, match="must be auto, bfloat16, float16 or float32"):
             device.choose_dtype(name, cpu)
     for name in ("gpu", "cuda:x"):
         with pytest.raises(ConfigError, match="must be auto, cpu, cuda or cuda:N"):

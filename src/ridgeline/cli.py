@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 something failed while it ran, 2 the command could not run
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.config import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.errors import ConfigError, DraftError, OutOfBlocksError, RidgelineError
 from ridgeline.output import report
@@ -201,6 +203,7 @@ def generate(
             draft_dtype=draft_dtype,
             draft_quantize=draft_quantize,
             max_batch=batch,
+            max_batch_tokens=max(batch, EngineConfig.max_batch_tokens),
             kv_tokens=kv_tokens,
             depth=depth,
             nodes=nodes,
@@ -314,4 +317,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if sys.stdout is None or sys.stderr is None:
         sys.exit(USAGE)  # closed by whoever started this: there is nobody to tell
-    sys.exit(execute(sys.argv[1:]))
+    code = execute(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: Ctrl-C must not look like a failure
+    sys.exit(code)

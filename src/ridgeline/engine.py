@@ -162,11 +162,15 @@ class Engine:
             self.scheduler.add(sequence)
         return sequences
 
-    def abort(self, sequence: Sequence) -> None:
-        """Ends a sequence at once, between two steps; what it has generated stays readable."""
-        if sequence.finish_reason is None:
-            sequence.finish(FinishReason.ABORT)
-            self._retire(sequence)
+    def abort(self, sequence: Sequence) -> str:
+        """Ends a sequence at once, between two steps; what it has generated stays readable.
+
+        Returns the text that had been held back; nothing for one that has ended already.
+        """
+        if sequence.finish_reason is not None:
+            return ""
+        self._retire(sequence)
+        return sequence.finish(FinishReason.ABORT)
 
     def step(self) -> list[Progress]:
         """One forward pass; returns what it added, sequence by sequence.

@@ -104,8 +104,7 @@ def _run(llm: LLM, accepted: Sequence[tuple[Job, Request]], as_json: bool) -> bo
             if as_json:
                 text = _json(event, *accepted[event.index])
             else:
-                text = "".join(piece.text for piece in event.pieces)
-                text += "\n" if event.completion else ""
+                text = event.text + ("\n" if event.completion else "")
             out.put((event.index, event.sample), text, end=event.completion is not None)
             if event.completion:
                 completions.append(event.completion)

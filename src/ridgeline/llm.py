@@ -85,6 +85,13 @@ class Event:
     pieces: tuple[Piece, ...]
     completion: Completion | None
     """set on the sample's last event"""
+    rest: str = ""
+    """text that an interruption found held back, to be shown after the pieces"""
+
+    @property
+    def text(self) -> str:
+        """What became readable."""
+        return "".join(piece.text for piece in self.pieces) + self.rest
 
 
 class LLM:
@@ -129,6 +136,10 @@ class LLM:
         if not isinstance(model, str | Path | LoadedModel):
             raise ConfigError(f"model is {model!r}; it must be a hub id, a path or a LoadedModel")
         config = EngineConfig(**options)
+        if isinstance(model, LoadedModel) and (dtype, device, quantize) != ("auto", "auto", None):
+            raise ConfigError(
+                "the model is loaded already; give dtype, device and quantize to load_model"
+            )
         set_threads(threads)
         self.loaded = (
             model
@@ -233,8 +244,8 @@ class LLM:
                         del running[sequence.id]
                     yield Event(index, sample, tuple(progress.pieces), completion)
             for index, sample, sequence in running.values():
-                self.engine.abort(sequence)
-                yield Event(index, sample, (), _completion(sequence))
+                rest = self.engine.abort(sequence)
+                yield Event(index, sample, (), _completion(sequence), rest)
         finally:
             for _, _, sequence in running.values():
                 self.engine.abort(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from ridgeline.errors import RequestError
@@ -90,9 +91,10 @@ class SamplingParams:
         """Checks the collections and copies them into tuples, or a dictionary of its own."""
         stop = (self.stop,) if isinstance(self.stop, str) else _collection("stop", self.stop)
         if any(not isinstance(text, str) or not text for text in stop):
-            raise _wrong("stop", self.stop, "one or more strings, none of them empty")
+            raise RequestError("stop holds an empty or no string; give strings that are not empty")
         bad_words = tuple(
-            _collection("bad_words", word) for word in _collection("bad_words", self.bad_words)
+            _collection("a word in bad_words", word)
+            for word in _collection("bad_words", self.bad_words)
         )
         if not all(bad_words):
             raise _wrong("bad_words", self.bad_words, "sequences of at least one token id each")
@@ -124,17 +126,17 @@ def _wrong(name: str, value: object, allowed: str) -> RequestError:
 
 
 def _number(name: str, value: object, allowed: str, holds: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not holds(value):  # type: ignore[arg-type]
         raise _wrong(name, value, f"a number, {allowed}")
 
 
 def _integer(name: str, value: object, low: int, allowed: str, high: float = math.inf) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= value <= high:
         raise _wrong(name, value, f"an integer, {allowed}")
 
 
 def _collection(name: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, tuple | list):
-        raise _wrong(name, value, "a list")
+        raise _wrong(name, value, "a list of token ids" if "bad_words" in name else "a list")
     return tuple(value)

@@ -39,7 +39,9 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if fast else torch.float32
     chosen = _DTYPES.get(str(dtype).removeprefix("torch."))
     if chosen is None:
-        raise ConfigError(f"dtype is {str(dtype)!r}; it must be auto, bf16, fp16 or fp32")
+        raise ConfigError(
+            f"dtype is {str(dtype)!r}; it must be auto, bfloat16, float16 or float32, or bf16, fp16, fp32"
+        )
     return chosen
 
 

@@ -59,11 +59,11 @@ class LoadedModel:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens (BOS) that the tokenizer adds."""
-        return list(self._tokenizer().encode(_unicode(text)))
+        return self._encode(text, add_special_tokens=True)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a piece of text; no special token is added."""
-        return list(self._tokenizer().encode(_unicode(text), add_special_tokens=False))
+        return self._encode(text, add_special_tokens=False)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation through the model's chat template, ready for the answer.
@@ -90,6 +90,15 @@ class LoadedModel:
                 f"the chat template of {self.name} refuses these messages: {reason(error)}"
             ) from error
         return tokens
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        tokenizer = self._tokenizer()
+        try:
+            return list(tokenizer.encode(_unicode(text), add_special_tokens=add_special_tokens))
+        except RidgelineError:
+            raise
+        except Exception as error:  # whatever a damaged tokenizer file leads to
+            raise RequestError(f"the tokenizer of {self.name} fails: {reason(error)}") from error
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
@@ -137,6 +146,7 @@ def load_model(
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(local or path),
         "local_files_only": True,
+        "trust_remote_code": False,  # else transformers asks on the terminal, and runs it on "y"
     }
     with _quiet(), _one_line_errors(path):
         config = AutoConfig.from_pretrained(**source)
@@ -259,7 +269,13 @@ def _end_tokens(generation: GenerationConfig, config: PreTrainedConfig) -> froze
         ends = config.eos_token_id
     if ends is None:
         return frozenset()
-    return frozenset([ends] if isinstance(ends, int) else ends)
+    ends = ends if isinstance(ends, list | tuple) else [ends]
+    for end in ends:
+        if not isinstance(end, int):
+            raise ModelLoadError(
+                f"the configuration states eos_token_id {end!r}; it must be a token id"
+            )
+    return frozenset(ends)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ _ATTENTION_TYPES = ("full_attention", "sliding_attention")
 _OTHER_CONFIGS = {"text_config", "attn_config", "ffn_config"}  # sub-configurations of a decoder
 _POSITIVE = (
     *("max_position_embeddings", "sliding_window", "vocab_size", "head_dim"),
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
 )
 _RECURRENT = re.compile(r"mamba|rwkv|recurrent|xlstm|delta|linearattention|ssm|mixer", re.I)
