@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.config import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.errors import ConfigError, DraftError, OutOfBlocksError, RidgelineError
 from ridgeline.output import report
@@ -191,6 +190,7 @@ def generate(
     source = Source(prompt or (), prompt_file, params, tuple(bad_words or ()), chat)
 
     def load() -> LLM:
+        from ridgeline.config import EngineConfig
         from ridgeline.loading import load_llm
 
         return load_llm(
