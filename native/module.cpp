@@ -98,8 +98,9 @@ std::shared_ptr<Weights> from_gguf(int number, const Array<uint8_t>& blocks,
 
 // Rows `ids` of a GGUF tensor of `rows` rows, as fp32.
 void gguf_rows(int number, const Array<uint8_t>& blocks, int64_t rows, int64_t inputs,
-               const Array<int64_t>& ids, uintptr_t to) {
+               const Array<int64_t>& ids, uintptr_t to, int64_t to_size) {
   const BlockType& type = checked_blocks(number, int64_t(blocks.size()), rows, inputs);
+  require(to_size == int64_t(ids.size()) * inputs, "each row needs room for its numbers");
   auto* out = static_cast<float*>(checked_address(to, sizeof(float)));
   const int strips = type.weights / kStrip, offset = kFormats[type.format].offset();
   for (size_t i = 0; i < ids.size(); i++) {
@@ -198,16 +199,20 @@ void finish(Decoder& self, const Array<float>& norm, const std::shared_ptr<Weigh
 }
 
 // caches: addresses of keys, then of values, of each layer; features: addresses or 0.
-void forward(Decoder& self, uintptr_t embeddings, const Array<int64_t>& positions,
+void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size,
+             const Array<int64_t>& positions,
              const Array<int32_t>& sizes, const Array<int32_t>& trunks,
              const Array<int64_t>& kv_lens, const Array<int64_t>& slots,
              const Array<int32_t>& parents, const Array<int64_t>& caches, int cache_type,
              int64_t cache_slots, const Array<int64_t>& keep, uintptr_t logits,
-             const Array<int64_t>& features) {
+             int64_t logits_size, const Array<int64_t>& features) {
   const size_t layers = self.layers().size(), rows = positions.size(), count = sizes.size();
   require(rows >= 1 && rows <= size_t(kMaxSide) && parents.size() == rows &&
               trunks.size() == count && kv_lens.size() == count,
           "the arrays of a pass have different lengths");
+  require(embeddings_size == int64_t(rows) * self.shape().hidden &&
+              logits_size == int64_t(keep.size()) * self.head().outputs(),
+          "a pass needs an embedding a row and logits for every kept row");
   require(caches.size() == 2 * layers && features.size() == layers + 1,
           "a pass needs keys and values of every layer, and a feature address more than layers");
   const Type type = checked_type(cache_type, 3);
@@ -300,6 +305,7 @@ NB_MODULE(_native, m) {
   m.def("from_gguf", from_gguf, "type"_a, "blocks"_a, "rows"_a, "bias"_a, "inputs"_a,
         "Pack a GGUF tensor's blocks; output n is its row rows[n]; bias may be empty");
   m.def("gguf_rows", gguf_rows, "type"_a, "blocks"_a, "rows"_a, "inputs"_a, "ids"_a, "to"_a,
+        "to_size"_a,
         "Write some rows of a GGUF tensor as fp32 to an address");
   m.def("packs_gguf", [](int number) { return block_type(number) != nullptr; }, "type"_a,
         "Whether from_gguf and gguf_rows know a type");
@@ -309,9 +315,9 @@ NB_MODULE(_native, m) {
       .def("add_layer", add_layer, "attention_norm"_a, "mlp_norm"_a, "query_norm"_a, "key_norm"_a,
            "weights"_a, "window"_a)
       .def("finish", finish, "norm"_a, "head"_a)
-      .def("forward", forward, "embeddings"_a, "positions"_a, "sizes"_a, "trunks"_a, "kv_lens"_a,
+      .def("forward", forward, "embeddings"_a, "embeddings_size"_a, "positions"_a, "sizes"_a, "trunks"_a, "kv_lens"_a,
            "slots"_a, "parents"_a, "caches"_a, "cache_type"_a, "cache_slots"_a, "keep"_a,
-           "logits"_a, "features"_a);
+           "logits"_a, "logits_size"_a, "features"_a);
   m.def("set_threads", set_threads, "threads"_a, release(), "Size the pool of threads");
   m.def("threads", [] { return Pool::instance().threads(); }, "Size of the pool");
   m.def("stream_read", read_rate, "bytes"_a, "repeats"_a, release(),

@@ -121,6 +121,7 @@ def start(
         nodes=config.draft_nodes,
         max_batch_tokens=config.max_batch_tokens,
         dtype="float32",
+        confidence=options.get("confidence", 0.0),
     )
     drafter = CheckedDrafter(draft or relative(), context)
     return Engine(context.target, drafter, config), drafter
@@ -252,8 +253,46 @@ def test_vocabularies_may_differ_by_padding(wider: str, rule: str) -> None:
 def test_the_end_of_the_text_ends_the_chain() -> None:
     params = SamplingParams(max_tokens=24, logit_bias={EOS: 9.0})
     engine, drafter = start()
+    proposals: list[DraftProposal] = []
+    propose = drafter.propose
+    drafter.propose = lambda requests: proposals.extend(made := propose(requests)) or made  # type: ignore[method-assign,func-returns-value]
     run(engine, random_prompts(8, seed=7), params)
-    assert min(size for sizes in drafter.sizes for size in sizes.values()) < 4
+    parents = {int(p.tokens[i]) for p in proposals for i in p.parents if i >= 0}
+    assert any(EOS in p.tokens for p in proposals)
+    assert len(parents) > 3
+    assert EOS not in parents
+
+
+def test_a_draft_that_will_hardly_be_accepted_ends() -> None:
+    def chains(confidence: float) -> list[list[float]]:
+        """The draft model's own probability of every chain, node by node."""
+        engine, drafter = start(depth=4, confidence=confidence)
+        found: list[list[float]] = []
+        propose = drafter.propose
+
+        def noted(requests: Sequence[DraftRequest]) -> list[DraftProposal]:
+            proposals = propose(requests)
+            for request, proposal in zip(requests, proposals, strict=True):
+                chain, text, paths = -1, [*request.sequence.tokens], [1.0]
+                while len(below := np.flatnonzero(proposal.parents == chain)):
+                    logits = drafter.alone(input_ids=torch.tensor([text])).logits[0, -1]
+                    chain = int(below[0])
+                    text.append(int(proposal.tokens[chain]))
+                    paths.append(paths[-1] * float(logits.softmax(0)[text[-1]]))
+                found.append(paths[1:])
+            return proposals
+
+        drafter.propose = noted  # type: ignore[method-assign]
+        run(engine, random_prompts(6, seed=12), GREEDY)
+        return [paths for paths in found if paths]
+
+    assert {len(paths) for paths in chains(0.0)} <= {1, 2, 3, 4}
+    ended = chains(0.2)
+    # A node is drafted on only below one that is likely enough; the estimate is among the likeliest
+    # candidates alone, so it lies above the probability.
+    assert all(p >= 0.1 for paths in ended for p in paths[:-1])
+    assert any(len(paths) < 4 for paths in ended)
+    assert any(p < 0.1 for paths in chains(0.0) for p in paths[:-1])
 
 
 def test_siblings_are_the_likeliest_alternatives() -> None:

@@ -91,7 +91,8 @@ def test_single_rows_are_exact(kind: T) -> None:
     raw = blocks(kind)
     ids = np.array([51, 0, 7, 7], np.int64)
     rows = torch.empty(4, INPUTS)
-    native.gguf_rows(int(kind), raw.reshape(-1), OUTPUTS, INPUTS, ids, rows.data_ptr())
+    to = (rows.data_ptr(), rows.numel())
+    native.gguf_rows(int(kind), raw.reshape(-1), OUTPUTS, INPUTS, ids, *to)
     assert torch.equal(rows, torch.from_numpy(dequantize(raw, kind)[ids]))
 
 
@@ -188,7 +189,9 @@ def test_bad_arguments_are_refused() -> None:
         native.from_gguf(2, raw, rows, np.zeros(3, np.float32), INPUTS)
     ids, to = np.array([OUTPUTS], np.int64), torch.empty(1, INPUTS)
     with pytest.raises(ValueError, match="row's number is out of range"):
-        native.gguf_rows(2, raw, OUTPUTS, INPUTS, ids, to.data_ptr())
+        native.gguf_rows(2, raw, OUTPUTS, INPUTS, ids, to.data_ptr(), to.numel())
+    with pytest.raises(ValueError, match="room for its numbers"):
+        native.gguf_rows(2, raw, OUTPUTS, INPUTS, ids, to.data_ptr(), to.numel() - 1)
     weights = torch.zeros(16, 48)
     with pytest.raises(ValueError, match="multiple of 32 inputs"):
         native.quantised(4, native.F32, weights.data_ptr(), 0, 16, 48)

@@ -58,7 +58,7 @@ DrafterSpec = Annotated[
 Depth = Annotated[int | None, _option("Longest path of drafted tokens.", _DRAFTS, show_default="5")]
 Nodes = Annotated[
     int | None,
-    _option("Drafted tokens per text and step.", _DRAFTS, show_default="the depth: a chain"),
+    _option("Drafted tokens per text and step.", _DRAFTS, show_default="as many as the depth"),
 ]
 
 
@@ -111,9 +111,22 @@ def generate(
         _option("Of the drafter's weights; auto: a GGUF file's own, else the target's.", _DRAFTS),
     ] = "auto",
     draft_quantize: Annotated[
-        str | None, _option("int8 or int4: round the drafter's weights.", _DRAFTS)
+        str | None,
+        _option(
+            "int8, int4 or none: round the drafter's weights.",
+            _DRAFTS,
+            show_default="int4 where they run natively",
+        ),
     ] = None,
     depth: Depth = None,
+    confidence: Annotated[
+        float | None,
+        _option(
+            "End a draft that is less likely than this to be accepted; 0: never.",
+            _DRAFTS,
+            show_default="0.5",
+        ),
+    ] = None,
     nodes: Nodes = None,
     verify: Annotated[
         str | None,
@@ -203,9 +216,10 @@ def generate(
             draft_dtype=draft_dtype,
             draft_quantize=draft_quantize,
             max_batch=batch,
-            max_batch_tokens=max(batch, EngineConfig.max_batch_tokens),
+            max_batch_tokens=max(batch or 0, EngineConfig.max_batch_tokens),
             kv_tokens=kv_tokens,
             depth=depth,
+            confidence=confidence,
             nodes=nodes,
             verify=verify,
         )

@@ -30,7 +30,9 @@ class EngineConfig:
     depth: int = 5
     """longest path of drafted tokens below the root; 0 is plain decoding"""
     nodes: int | None = None
-    """drafted nodes per sequence and step; None means `depth`, a chain"""
+    """drafted nodes per sequence and step; None means as many as `depth`"""
+    confidence: float = 0.5
+    """a draft ends where the drafter thinks it less likely than this to be accepted; 0: never"""
 
     def __post_init__(self) -> None:
         at_least = {"max_batch": 1, "max_batch_tokens": 1, "kv_tokens": 1, "depth": 0, "nodes": 0}
@@ -40,6 +42,9 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} is {value!r}; it must be an integer, at least {least}")
+        confidence = self.confidence
+        if not isinstance(confidence, int | float) or not 0 <= confidence < 1:
+            raise ConfigError(f"confidence is {confidence!r}; it must be at least 0 and below 1")
         if not isinstance(self.prefix_sharing, bool):
             raise ConfigError(
                 f"prefix_sharing is {self.prefix_sharing!r}; it must be true or false"

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ridgeline.config import EngineConfig
 from ridgeline.core.batch import Entry, pack
@@ -22,10 +23,11 @@ from ridgeline.core.noise import substream
 from ridgeline.core.sampling import SamplingParams
 from ridgeline.core.sequence import FinishReason, Piece, Sequence
 from ridgeline.core.text import TextStream
-from ridgeline.core.tree import DraftProposal, TokenTree, graft
+from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.core.verify import Verification, verify
 from ridgeline.draft.base import Drafter, DraftRequest, Observation
-from ridgeline.errors import ConfigError, DraftError, RequestError, RidgelineError, reason
+from ridgeline.draft.guard import Guard
+from ridgeline.errors import ConfigError, RequestError, UnsupportedModelError
 from ridgeline.kv.blocks import BlockPool
 from ridgeline.kv.store import KVStore, LayerShape, bytes_per_token
 from ridgeline.kv.table import BlockTable
@@ -79,6 +81,7 @@ class Engine:
         self.loaded = loaded
         self.config = config
         self.drafter = drafter
+        self._guard = Guard(drafter, loaded.vocab_size) if drafter else None
         self._features = drafter.needs.features if drafter else ()
         model = loaded.model
         layers = [*model.layers, *(drafter.needs.kv if drafter else ())]
@@ -199,50 +202,25 @@ class Engine:
         requests = [
             DraftRequest(task.sequence, task.nodes, task.depth) for task in tasks if task.nodes
         ]
-        proposals = iter(self._propose(requests) if requests else ())
+        proposals = iter(self._guard.propose(requests) if self._guard and requests else ())
         return [
             self._part(task, next(proposals) if task.nodes else DraftProposal.empty())
             for task in tasks
         ]
 
-    def _propose(self, requests: list[DraftRequest]) -> Seq[DraftProposal]:
-        """The drafter's proposals; DraftError for whatever else a drafter may do."""
-        assert self.drafter
-        name = self.drafter.name
-        try:
-            proposals = self.drafter.propose(requests)
-        except RidgelineError:
-            raise
-        except Exception as error:
-            raise DraftError(
-                f"drafter {name} failed: {type(error).__name__}: {reason(error)}"
-            ) from error
-        if not isinstance(proposals, Seq) or len(proposals) != len(requests):
-            count = len(proposals) if isinstance(proposals, Seq) else type(proposals).__name__
-            raise DraftError(
-                f"drafter {name} returned {count} for {len(requests)} requests; it must return a "
-                "list of one DraftProposal a request"
-            )
-        return proposals
-
     def _part(self, task: Task, proposal: DraftProposal) -> _Part:
         sequence, start = task.sequence, task.sequence.kv_len
         trunk = sequence.tokens[start : start + task.trunk]
-        try:
-            tree = graft(trunk, proposal, self.loaded.vocab_size)
-            depth = int(tree.depth.max()) - tree.root
-            if tree.drafted > task.nodes or depth > task.depth:
-                raise ValueError(
-                    f"{tree.drafted} nodes, {depth} deep, where {task.nodes} nodes, "
-                    f"{task.depth} deep, were allowed"
-                )
-        except (ValueError, TypeError, AttributeError, IndexError) as error:
-            name = self.drafter.name if self.drafter else "none"
-            raise DraftError(f"drafter {name}: {reason(error)}") from error
+        tree = (
+            self._guard.graft(trunk, proposal, task.nodes, task.depth)
+            if self._guard
+            else TokenTree.plain(trunk)
+        )
         return _Part(sequence, start, tree, proposal, task.final)
 
     def _verify(self, parts: list[_Part], output: TargetOutput) -> None:
         if parts:
+            _check_finite(parts, output.logits)
             rows = [part.sequence.rows(part.tree, part.keep) for part in parts]
             q = [part.proposal.q for part in parts]
             checks = verify(self.config.verify, output.logits, rows, q)
@@ -275,25 +253,24 @@ class Engine:
         return progress
 
     def _observe(self, parts: list[_Part], output: TargetOutput) -> None:
-        if self.drafter:
+        if self._guard:
             ends = np.cumsum([part.tree.size for part in parts]).tolist()
-            self.drafter.observe(
-                [
-                    Observation(
-                        part.sequence,
-                        part.tree,
-                        part.start,
-                        part.check,
-                        tuple(layer[end - part.tree.size : end] for layer in output.features),
-                    )
-                    for part, end in zip(parts, ends, strict=True)
-                ]
-            )
+            observations = [
+                Observation(
+                    part.sequence,
+                    part.tree,
+                    part.start,
+                    part.check,
+                    tuple(layer[end - part.tree.size : end] for layer in output.features),
+                )
+                for part, end in zip(parts, ends, strict=True)
+            ]
+            self._guard.observe(observations)
 
     def _retire(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
-        if self.drafter:
-            self.drafter.forget(sequence.id)
+        if self._guard:
+            self._guard.forget(sequence.id)
 
     def _limit(self, prompt_len: int, params: SamplingParams) -> int:
         return min(self.loaded.context_len, prompt_len + params.max_tokens)
@@ -311,6 +288,21 @@ class Engine:
             return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
         return TextStream(decode, prompt, params.stop)
+
+
+def _check_finite(parts: Seq[_Part], logits: Tensor) -> None:
+    """Refuses weights or a number format that make no sense, at a text's first token.
+
+    Raises:
+        UnsupportedModelError: the largest logit there is not a finite number.
+    """
+    ends = np.cumsum([len(part.keep) for part in parts])
+    first = [end - 1 for part, end in zip(parts, ends, strict=True) if not part.sequence.output_len]
+    if first and not bool(logits[first].amax(1).isfinite().all()):
+        raise UnsupportedModelError(
+            "the model's logits are not finite numbers: its weights are damaged, or too large for "
+            "this number format (try --dtype float32)"
+        )
 
 
 def _pool_size(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -100,8 +101,10 @@ class LLM:
     Args:
         model: Hugging Face id, folder of safetensors, GGUF file, or a model loaded already.
         drafter: NAME[:ARGUMENT]; `ridgeline.draft.drafter_names()` lists the names.
-        draft_dtype, draft_quantize: as `dtype` and `quantize`, for the drafter's own weights;
-            `auto` is the target's dtype where it is not a GGUF file's own.
+        draft_dtype: as `dtype`, for the drafter's own weights; `auto` is the target's dtype where
+            it is not a GGUF file's own.
+        draft_quantize: as `quantize`, for the drafter's own weights; `auto` is `int4` where the
+            native decoder runs them, which costs acceptance at most, and `none` elsewhere.
         dtype: `auto`, `bfloat16`, `float16` or `float32`; `auto`: a GGUF file's own number format
             where the native decoder runs it, else bf16 on CUDA and on CPUs with bf16
             instructions, else fp32.
@@ -120,7 +123,7 @@ class LLM:
         *,
         drafter: str = "none",
         draft_dtype: str = "auto",
-        draft_quantize: str | None = None,
+        draft_quantize: str | None = "auto",
         dtype: str = "auto",
         quantize: str | None = None,
         device: str = "auto",
@@ -140,6 +143,8 @@ class LLM:
             raise ConfigError(
                 "the model is loaded already; give dtype, device and quantize to load_model"
             )
+        if quantize == "auto":
+            raise ConfigError("quantize is 'auto'; it must be int8, int4 or none")
         set_threads(threads)
         self.loaded = (
             model
@@ -154,6 +159,7 @@ class LLM:
             max_batch_tokens=config.max_batch_tokens,
             dtype=draft_dtype,
             quantize=draft_quantize,
+            confidence=config.confidence,
         )
         choose_dtype(draft_dtype, self.loaded.model.device)
         quantized_bits(draft_quantize)
@@ -162,7 +168,7 @@ class LLM:
         self.drafter = built if config.draft_nodes and config.depth else None
         self.engine = Engine(self.loaded, self.drafter, config)
         self._interrupted = False
-        self._streaming = False
+        self._turn = threading.Lock()
 
     def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Encodes a prompt as transformers does and checks it.
@@ -221,16 +227,15 @@ class LLM:
         Raises:
             RequestError: a request cannot run, or another stream of this LLM is open.
         """
-        if self._streaming:
+        if not self._turn.acquire(blocking=False):
             raise RequestError(
                 "this LLM is generating already; finish or close that stream first, or pass all "
                 "prompts at once"
             )
         self._interrupted = False
         running: dict[int, tuple[int, int, TokenSequence]] = {}
-        requests = self._requests(prompts, params)
-        self._streaming = True
         try:
+            requests = self._requests(prompts, params)
             for index, request in enumerate(requests):
                 for sample, sequence in enumerate(self.engine.add(request.tokens, request.params)):
                     running[sequence.id] = (index, sample, sequence)
@@ -249,7 +254,7 @@ class LLM:
         finally:
             for _, _, sequence in running.values():
                 self.engine.abort(sequence)
-            self._streaming = False
+            self._turn.release()
 
     def interrupt(self) -> None:
         """Ends the running stream after its present step (safe in a signal handler)."""

@@ -43,7 +43,7 @@ from tests.tiny import save_tiny
         (["--logit-bias", "7"], "logit_bias is '7'; it must be ID=BIAS"),
         (["--logit-bias", "7=1", "--logit-bias", "7=2"], "logit_bias names token 7 twice"),
         (["--bad-words", ""], "bad_words holds an empty text"),
-        (["--batch", "1000000"], "max_batch is 1000000; it must be at most max_batch_tokens, 512"),
+        (["--confidence", "1"], "confidence is 1.0; it must be at least 0 and below 1"),
         (["--drafter", "ngram:min=2,min=3"], "cannot read 'min=3'"),
         (["--model", ""], "the model's name is empty"),
         (["--max-tokens", "many"], "Invalid value for '--max-tokens'"),

@@ -91,7 +91,7 @@ class SamplingParams:
         """Checks the collections and copies them into tuples, or a dictionary of its own."""
         stop = (self.stop,) if isinstance(self.stop, str) else _collection("stop", self.stop)
         if any(not isinstance(text, str) or not text for text in stop):
-            raise RequestError("stop holds an empty or no string; give strings that are not empty")
+            raise _wrong("stop", self.stop, "strings, none of them empty")
         bad_words = tuple(
             _collection("a word in bad_words", word)
             for word in _collection("bad_words", self.bad_words)
@@ -132,7 +132,8 @@ def _number(name: str, value: object, allowed: str, holds: Any) -> None:
 
 
 def _integer(name: str, value: object, low: int, allowed: str, high: float = math.inf) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= value <= high:
+    integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not integer or not low <= value <= high:  # type: ignore[operator]
         raise _wrong(name, value, f"an integer, {allowed}")
 
 

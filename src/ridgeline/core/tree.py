@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MAX_DRAFTED = 64
 """Drafted nodes per sequence: a node's drafted ancestors fit one 64-bit word."""
 
+MOST_ERROR = 1e-3
+"""By which the probabilities of a drafter may miss the sum of 1: fp32 over a large vocabulary."""
+
 
 @dataclass(frozen=True, eq=False)
 class DraftProposal:
@@ -156,6 +159,9 @@ def graft(
 
 def _check(proposal: DraftProposal, vocab_size: int) -> None:
     tokens, parents = proposal.tokens, proposal.parents
+    for name, ids in (("tokens", tokens), ("parents", parents)):
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise ValueError(f"{name} are {ids.dtype}{list(ids.shape)}; they must be integers [M]")
     if len(tokens) != len(parents):
         raise ValueError(f"{len(tokens)} tokens but {len(parents)} parents")
     if len(tokens) > MAX_DRAFTED:
@@ -176,4 +182,18 @@ def _check(proposal: DraftProposal, vocab_size: int) -> None:
         if rows < needed or width != vocab_size:
             raise ValueError(
                 f"q is [{rows}, {width}]; at least {needed} rows of {vocab_size} are needed"
+            )
+        _check_distributions(proposal.q, np.unique(parents).astype(np.int64) + 1)
+
+
+def _check_distributions(q: Tensor, rows: NDArray[np.int64]) -> None:
+    """Refuses what no token can have been drawn from: `block` would emit what p excludes."""
+    if str(q.dtype) != "torch.float32":
+        raise ValueError(f"q is of {q.dtype}; it must be torch.float32")
+    smallest, totals = q.amin(1).tolist(), q.sum(1).tolist()
+    for row in rows.tolist():
+        if not (smallest[row] >= 0 and abs(totals[row] - 1) < MOST_ERROR):
+            raise ValueError(
+                f"row {row} of q has the smallest value {smallest[row]:g} and the sum "
+                f"{totals[row]:g}; it must be a distribution"
             )

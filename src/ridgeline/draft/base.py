@@ -43,8 +43,10 @@ class DraftContext:
     """tokens that one forward pass of the drafter should not exceed"""
     dtype: str
     """of the drafter's own weights, as `load_model` takes it, its default being the target's"""
-    quantize: str | None = None
+    quantize: str | None = "auto"
     """what to round the drafter's own weights to"""
+    confidence: float = 0.0
+    """estimated chance of being accepted below which a path need not be drafted on"""
 
 
 @dataclass(frozen=True)

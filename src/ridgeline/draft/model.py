@@ -8,6 +8,7 @@ same slots, so that sharing, rollback and preemption cover both models alike.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from ridgeline.model.load import LoadedModel, load_model
 
 CANDIDATES = 32
 """Likeliest tokens of a draft's distribution among which siblings are looked for."""
+SIBLINGS = 1 / 3
+"""Siblings are drafted down to this share of the confidence at which a chain ends."""
 SAMPLES = ("Hello, world! 1234", "def f(x):\n    return x**2  # é", "自然语言 🙂 naïve")
 """Texts that equal tokenizers encode alike: a vocabulary alone does not show how it is used."""
 
@@ -35,8 +38,9 @@ SAMPLES = ("Hello, world! 1234", "def f(x):\n    return x**2  # é", "自然语�
 class ModelDrafter:
     """Drafts a chain with a model of its own, all requests together, one forward pass per depth.
 
-    Surplus nodes beyond the chain become siblings of its nodes where the draft model thinks them
-    likeliest. Sampled drafts for a rule that needs their distribution stay a chain.
+    A chain ends early where the draft model gives it less than `confidence`; a further pass would
+    hardly pay. Nodes left over become siblings of its nodes where they are likeliest. Sampled
+    drafts for a rule that needs their distribution stay a chain of full length.
     """
 
     name = "model"
@@ -92,7 +96,7 @@ class ModelDrafter:
         room = self._draft.context_len - len(request.sequence.tokens) + 1
         length = max(0, min(request.depth, request.nodes, room))
         needs_q = not (self._context.coupled or request.sequence.params.greedy)
-        return _Chain(request.sequence, length, 0 if needs_q else request.nodes - length, needs_q)
+        return _Chain(request.sequence, length, request.nodes, needs_q, self._context.confidence)
 
     def _prefill(self, sequences: Sequence[TokenSequence]) -> None:
         """Computes the chunks that the target has just computed, within the same token budget.
@@ -146,7 +150,7 @@ class ModelDrafter:
         point_masses = not any(chain.needs_q for chain in chains)
         tokens, q = draw_drafts(logits, rows, vocab_size, coupled=point_masses)
         drawn = tokens.tolist()
-        if any(chain.surplus for chain in chains):
+        if not all(chain.needs_q for chain in chains):
             for chain, token, ids, scores in zip(
                 chains, drawn, *_candidates(logits[:, :vocab_size], rows), strict=True
             ):
@@ -167,11 +171,15 @@ def _trunk(sequence: TokenSequence, start: int, end: int, logits: bool) -> Entry
 class _Chain:
     """The proposal for one request while it grows."""
 
-    def __init__(self, sequence: TokenSequence, length: int, surplus: int, needs_q: bool) -> None:
+    def __init__(
+        self, sequence: TokenSequence, length: int, nodes: int, needs_q: bool, confidence: float
+    ) -> None:
         self.sequence = sequence
         self.length = length
-        self.surplus = surplus
+        self.nodes = nodes
         self.needs_q = needs_q
+        # What a stopping rule sees must not bear on q, so sampled chains have their full length.
+        self._least = math.log(confidence) if confidence and not needs_q else -math.inf
         self.tokens: list[int] = []
         self.q: list[Tensor] = []
         self._logprob = 0.0
@@ -185,8 +193,12 @@ class _Chain:
 
     @property
     def complete(self) -> bool:
-        """Whether the chain has its length or has ended the text."""
-        return len(self.tokens) == self.length or self.tokens[-1] in self.sequence.end_tokens
+        """Whether the chain has its length, has ended the text or will hardly be accepted."""
+        return (
+            len(self.tokens) == self.length
+            or self.tokens[-1] in self.sequence.end_tokens
+            or self._logprob < self._least
+        )
 
     def rows(self) -> Rows:
         """The row that predicts the chain's next node."""
@@ -215,7 +227,9 @@ class _Chain:
         """The chain, and behind it the likeliest siblings of its nodes."""
         if self.q:
             return DraftProposal.chain(self.tokens, torch.stack(self.q))
-        siblings = heapq.nlargest(self.surplus, self._siblings)
+        least = self._least + math.log(SIBLINGS)
+        worth = [sibling for sibling in self._siblings if sibling[0] >= least]
+        siblings = heapq.nlargest(self.nodes - len(self.tokens), worth)
         tokens = [*self.tokens, *(token for _, _, token in siblings)]
         parents = [*range(-1, len(self.tokens) - 1), *(parent for _, parent, _ in siblings)]
         return DraftProposal(np.array(tokens, np.int64), np.array(parents, np.int32))

@@ -40,7 +40,8 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     chosen = _DTYPES.get(str(dtype).removeprefix("torch."))
     if chosen is None:
         raise ConfigError(
-            f"dtype is {str(dtype)!r}; it must be auto, bfloat16, float16 or float32, or bf16, fp16, fp32"
+            f"dtype is {str(dtype)!r}; it must be auto, bfloat16, float16 or float32 "
+            "(or bf16, fp16, fp32)"
         )
     return chosen
 

@@ -56,7 +56,8 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weights [out_features, in_features], unpacked anew at every read: a slow copy."""
-        weight = torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        shape = (self.out_features, self.in_features)
+        weight = torch.empty(shape, dtype=self.dtype, device="cpu")
         self.matrix.unpack(weight.data_ptr(), weight.numel())
         return weight
 

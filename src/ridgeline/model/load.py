@@ -121,9 +121,10 @@ def load_model(
     on transformers' layers. `dtype` "auto" runs a GGUF file with the weights as they are where the
     native decoder can; otherwise it is `default_dtype`, or else bf16 on CUDA and on CPUs with bf16
     instructions and fp32 elsewhere. `quantize`, "int8" or "int4", rounds the native decoder's
-    weights in groups of 32. Each model gets a configuration of its own, so that several can live
-    in one process. Mixtures compute their experts eagerly: other ways let the batch change the
-    order of sums.
+    weights in groups of 32 where they have more bits; "auto" is int4 for models that it runs and
+    "none" for others, right for draft models, which never change a text. Each model gets a
+    configuration of its own, so that several can live in one process. Mixtures compute their
+    experts eagerly: other ways let the batch change the order of sums.
 
     Raises:
         ConfigError: the dtype, the device or the quantisation is unknown or not there.
@@ -133,7 +134,7 @@ def load_model(
     chosen_device = choose_device(device)
     bits = quantized_bits(quantize)
     set_native_threads(torch.get_num_threads())  # several pack faster than one
-    as_it_is = _load_quantised(path, chosen_device) if (dtype, bits) == ("auto", None) else None
+    as_it_is = _load_quantised(path, chosen_device, bits) if dtype == "auto" else None
     if as_it_is:
         return as_it_is
     # fp16 is how a quantised model keeps its cache; nothing computes in it on a CPU.
@@ -169,7 +170,7 @@ def load_model(
     _check_complete(path, report)
     module.eval().requires_grad_(False).to(chosen_device)
     hindrance = obstacle(config, chosen_device)
-    if bits and hindrance:
+    if bits and hindrance and quantize != "auto":
         raise ConfigError(f"{path} cannot be quantised here: {hindrance}")
     model: Model
     with _one_line_errors(path):
@@ -188,7 +189,7 @@ def load_model(
     )
 
 
-def _load_quantised(path: str, device: torch.device) -> LoadedModel | None:
+def _load_quantised(path: str, device: torch.device, bits: int | None) -> LoadedModel | None:
     """A GGUF file with its weights as they are; None if the native decoder cannot run it so."""
     file = Path(path).expanduser()
     if not (file.is_file() and file.suffix == ".gguf") or native_kernels() is None:
@@ -201,7 +202,7 @@ def _load_quantised(path: str, device: torch.device) -> LoadedModel | None:
             return None
         return LoadedModel(
             name=file.stem,
-            model=NativeModel(config, GGUFSource(header, config), torch.float16),
+            model=NativeModel(config, GGUFSource(header, config, bits), torch.float16),
             tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
             end_tokens=_end_tokens(GenerationConfig.from_pretrained(folder), config),
             context_len=context_length(config),
@@ -237,11 +238,10 @@ def _unicode(text: str) -> str:
 
 def quantized_bits(quantize: str | None) -> int | None:
     """Bits of a weight; None: as they are. ConfigError for another name."""
-    if quantize is None:
-        return None
-    if quantize not in ("int8", "int4"):
-        raise ConfigError(f"quantize is {quantize!r}; it must be int8 or int4")
-    return int(quantize.removeprefix("int"))
+    bits = {None: None, "none": None, "auto": 4, "int4": 4, "int8": 8}
+    if quantize not in bits:
+        raise ConfigError(f"quantize is {quantize!r}; it must be int8, int4 or none")
+    return bits[quantize]
 
 
 def _local_folder(path: str, dtype: torch.dtype) -> Path | None:

@@ -126,13 +126,16 @@ class NativeTarget:
         check_features(features, count)
         trees = [entry.tree for entry in batch.entries]
         hidden = self._model.embed(batch.tokens)
-        logits = torch.empty(len(batch.keep), self._model._head.outputs)
+        # Whatever torch's defaults are meanwhile: loading a model changes them for a while.
+        shape = (len(batch.keep), self._model._head.outputs)
+        logits = torch.empty(shape, dtype=torch.float32, device="cpu")
         states = {index: torch.empty_like(hidden) for index in features}
         addresses = np.zeros(count + 1, np.int64)
         for index, state in states.items():
             addresses[index] = state.data_ptr()
         self._model._decoder.forward(
             embeddings=hidden.data_ptr(),
+            embeddings_size=hidden.numel(),
             positions=batch.positions.numpy(),
             sizes=np.array([tree.size for tree in trees], np.int32),
             trunks=np.array([tree.trunk for tree in trees], np.int32),
@@ -144,6 +147,7 @@ class NativeTarget:
             cache_slots=self._slots,
             keep=batch.keep.numpy(),
             logits=logits.data_ptr(),
+            logits_size=logits.numel(),
             features=addresses,
         )
         return TargetOutput(logits, tuple(states[index] for index in features))
@@ -184,7 +188,7 @@ class ModuleSource:
     def embed(self, tokens: Tensor) -> Tensor:
         """f32[T,H] for ids i64[T]."""
         rows: Tensor = self._embedding[tokens]
-        return rows.float()
+        return rows.float().contiguous()
 
 
 def obstacle(config: PreTrainedConfig, device: torch.device) -> str | None:

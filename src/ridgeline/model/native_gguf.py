@@ -6,6 +6,7 @@ Which tensor is which, and how a family permutes its rows, is transformers' know
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,10 @@ def packs(header: GGUFFile) -> bool:
 class GGUFSource:
     """The weights of a GGUF file, as `NativeModel` takes them."""
 
-    def __init__(self, header: GGUFFile, config: PreTrainedConfig) -> None:
+    def __init__(self, header: GGUFFile, config: PreTrainedConfig, bits: int | None = None) -> None:
         """Matches tensors with weights and checks their sizes.
+
+        Matrices that take more than `bits` bits a weight are rounded to so many.
 
         Raises:
             ModelLoadError: a tensor is missing, left over or of another size.
@@ -47,7 +50,8 @@ class GGUFSource:
         self._embedding = self._tensors["model.embed_tokens.weight"]
         # Mapped once: every pass reads rows of it.
         self._embedding_blocks = header.rows(self._embedding).reshape(-1)
-        self.computes = _main_kind(header)
+        self._bits = bits
+        self.computes = _main_kind(header) if bits is None else f"int{bits}"
 
     def matrix(self, name: str) -> Any:
         """A packed matrix with its bias."""
@@ -58,15 +62,19 @@ class GGUFSource:
         bias = self.vector(name, "bias")
         outputs, inputs = tensor.shape
         rows = self._plan.row_order(tensor)
-        if tensor.kind in _DENSE:
+        rounded = self._bits is not None and _bits(tensor.kind) > self._bits
+        if tensor.kind in _DENSE or rounded:
             linear = nn.Linear(inputs, outputs, bias=len(bias) > 0, device="meta")
-            weight = _dense(self._header.rows(tensor), tensor)[torch.from_numpy(rows).long()]
+            if tensor.kind in _DENSE:
+                weight = _dense(self._header.rows(tensor), tensor)[torch.from_numpy(rows).long()]
+            else:
+                weight = self._unpacked(self._header.rows(tensor).reshape(-1), tensor, rows)
             # fp16 has no kernel of its own, and bf16 would lose bits.
             weight = weight.float() if weight.dtype == torch.float16 else weight
             linear.weight = nn.Parameter(weight, requires_grad=False)
             if len(bias):
                 linear.bias = nn.Parameter(torch.from_numpy(bias), requires_grad=False)
-            return pack(linear)
+            return pack(linear, self._bits if rounded else None)
         return native_module().from_gguf(
             type=int(tensor.kind),
             blocks=self._header.rows(tensor).reshape(-1),
@@ -87,14 +95,21 @@ class GGUFSource:
         tensor = self._embedding
         if tensor.kind in _DENSE:
             return _dense(self._embedding_blocks, tensor)[tokens].float()
-        out = torch.empty(len(tokens), tensor.shape[1])
+        return self._unpacked(self._embedding_blocks, tensor, tokens.numpy())
+
+    def _unpacked(
+        self, blocks: NDArray[np.uint8], tensor: GGUFTensor, rows: NDArray[np.integer]
+    ) -> Tensor:
+        """f32[R,inputs]: some rows of a quantised tensor."""
+        out = torch.empty(len(rows), tensor.shape[1], dtype=torch.float32, device="cpu")
         native_module().gguf_rows(
             type=int(tensor.kind),
-            blocks=self._embedding_blocks,
+            blocks=blocks,
             rows=tensor.shape[0],
             inputs=tensor.shape[1],
-            ids=tokens.numpy(),
+            ids=rows.astype(np.int64, copy=False),
             to=out.data_ptr(),
+            to_size=out.numel(),
         )
         return out
 
@@ -102,6 +117,11 @@ class GGUFSource:
 def _dense(stored: NDArray[np.uint8], tensor: GGUFTensor) -> Tensor:
     """The stored bytes of an unquantised tensor as what they are."""
     return torch.from_numpy(stored).view(_DENSE[tensor.kind]).view(tensor.shape)
+
+
+def _bits(kind: GGMLQuantizationType) -> int:
+    """Bits of a weight, without its share of a scale."""
+    return int(re.findall(r"\d+", kind.name)[0])
 
 
 def _main_kind(header: GGUFFile) -> str:
