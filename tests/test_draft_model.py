@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from ridgeline import ConfigError, DraftError, EngineConfig, ModelLoadError, SamplingParams
@@ -25,6 +27,7 @@ from ridgeline.engine import Engine
 from ridgeline.model.load import LoadedModel
 from ridgeline.model.torch_target import TorchModel
 from tests.engines import random_prompts, tiny_loaded, torch_module
+from tests.simulation import assert_counts
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
@@ -248,6 +251,60 @@ def test_vocabularies_may_differ_by_padding(wider: str, rule: str) -> None:
     assert sum(drafter.accepted) > 10
     if wider == "target":
         assert max(map(max, texts)) >= 272  # an id that the draft model does not have was fed
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_vocabularies_of_151936_and_152064(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of Qwen's small and large models, which have the same tokenizer."""
+    target = padded(tiny_loaded(), 151_936)
+    draft = padded(target, 152_064)  # gives weight to ids that the target does not have
+    monkeypatch.setattr(model_module, "load_model", lambda *_, **__: draft)
+    engine, drafter = start(draft, target, verify=rule, nodes=6, max_batch=2)
+    assert create_drafter("model:other", drafter._context) is not None
+    prompts = random_prompts(2, seed=6)
+    plain = Engine(target, None, EngineConfig(kv_tokens=2048))
+    expected = [s.output for s in run(plain, prompts, GREEDY)]
+    assert [s.output for s in run(engine, prompts, GREEDY)] == expected
+    assert sum(drafter.accepted) > 10
+    texts = [s.output for s in run(engine, prompts, SAMPLED)]
+    if rule == "match":
+        assert texts == [s.output for s in run(plain, prompts, SAMPLED)]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_engine_verifies_by_the_q_that_drafts_were_drawn_from(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first drafted token is distributed as the target's; with another q it is not."""
+    prompt = [0, 20, 21, 22]
+    params = replace(SAMPLED, top_k=50, temperature=2.0, max_tokens=3)
+    target = tiny_model("llama")
+
+    def p(*output: int) -> Tensor:
+        logits = target(input_ids=torch.tensor([[*prompt, *output]])).logits[0, -1].double()
+        least = logits.topk(params.top_k).values[-1]
+        return (logits / params.temperature).masked_fill(logits < least, -torch.inf).softmax(0)
+
+    expected = p() @ torch.stack([p(token) for token in range(tiny_loaded().vocab_size)])
+
+    def second_tokens() -> NDArray[np.int64]:
+        like, checked = start(
+            verify=rule, max_batch=256, max_batch_tokens=1024, kv_tokens=8192, depth=1
+        )
+        drafter = ModelDrafter(relative(0.6), checked._context)
+        engine = Engine(like.loaded, drafter, like.config)
+        queued = [s for i in range(3000) for s in engine.add(prompt, replace(params, seed=i))]
+        while engine.has_work:
+            engine.step()
+        return np.array([sequence.output[1] for sequence in queued])
+
+    def draw_with_raw_q(logits: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        return draw_drafts(logits, *args, **options)[0], logits.softmax(1)
+
+    assert_counts(second_tokens(), expected.numpy())
+    monkeypatch.setattr(model_module, "draw_drafts", draw_with_raw_q)
+    with pytest.raises(AssertionError):
+        assert_counts(second_tokens(), expected.numpy())
 
 
 def test_the_end_of_the_text_ends_the_chain() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.core.tree import DraftProposal
 from ridgeline.errors import ConfigError, DraftError, RequestError
 from tests.engines import GREEDY, FixedDrafter, tiny_llm, tiny_loaded
 
@@ -64,6 +65,13 @@ def test_wrong_options_are_refused(options: dict[str, object], message: str) -> 
 def test_malformed_drafts_name_the_drafter(tokens: str, message: str) -> None:
     with pytest.raises(DraftError, match=f"drafter fixed: node 0: {message}"):
         tiny_llm("llama", f"fixed:{tokens}").generate([[5, 6]], GREEDY)
+
+
+def test_siblings_that_bear_the_same_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = DraftProposal(np.array([7, 8, 7]), np.array([-1, -1, -1], np.int32))
+    monkeypatch.setattr(FixedDrafter, "propose", lambda self, requests: [twins])
+    with pytest.raises(DraftError, match="drafter fixed: two siblings bear the same token"):
+        tiny_llm("llama", "fixed:5").generate([[5, 6]], GREEDY)
 
 
 def test_a_model_that_is_no_name_is_refused() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ridgeline import LLM, SamplingParams
 from tests.engines import TRUTH, random_prompts, tiny_llm, tiny_loaded
-from tests.tiny import FAMILIES, save_tiny
+from tests.tiny import EOS, FAMILIES, save_tiny
 
 TOKENS = 24
 PARAMS = {
@@ -82,11 +83,44 @@ def test_greedy_is_the_same_under_every_rule(rule: str, drafts: dict[str, Path])
         assert run(llm, "greedy") == plain, drafter
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 8, 16])
 def test_repeated_prompt_with_any_depth(depth: int) -> None:
-    prompt = tiny_loaded().encode_prompt("serving") * 48
-    prompt = prompt[:200]
+    loaded = tiny_loaded(max_position_embeddings=512)
+    prompt = "serving" * 48
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    plain = tiny_llm().generate([prompt], params)[0].token_ids
-    llm = tiny_llm("llama", "ngram", depth=depth)
-    assert llm.generate([prompt], params)[0].token_ids == plain
+    plain = LLM(loaded, kv_tokens=512).generate([prompt], params)[0].token_ids
+    drafted = LLM(loaded, drafter="ngram", depth=depth, kv_tokens=512).generate([prompt], params)[0]
+    assert drafted.token_ids == plain
+    assert drafted.completions[0].speculation.drafted > 0
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"min_p": 0.1},
+        {"logit_bias": {9: 2.5, 17: -100.0}},
+        {"bad_words": ((30,), (40, 41))},
+        {"frequency_penalty": 2.0},
+        {"frequency_penalty": -2.0},
+        {"presence_penalty": 1.5},
+        {"repetition_penalty": 1.3},
+        {"min_tokens": 20, "logit_bias": {EOS: 3.0}, "ignore_eos": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_each_parameter_with_several_drafts_accepted_a_step(
+    edit: dict[str, Any], temperature: float
+) -> None:
+    prompts = random_prompts(4, seed=3)
+    params = SamplingParams(
+        **{"max_tokens": 40, "temperature": temperature, "seed": 7, "ignore_eos": True, **edit}
+    )
+    plain = [output.token_ids for output in tiny_llm().generate(prompts, params)]
+    for prompt, output in zip(prompts, plain, strict=True):
+        TRUTH[tuple(prompt)] = prompt + output
+    outputs = tiny_llm("llama", "oracle:1", depth=6, nodes=16).generate(prompts, params)
+    assert [output.token_ids for output in outputs] == plain
+    for output in outputs:
+        figures = output.completions[0].speculation
+        assert figures.accepted > figures.steps  # more than one draft a step

@@ -1,7 +1,12 @@
-"""Every command and every program of the README works as it stands there."""
+"""The README against the code: commands parse, links and prompt files are there, programs run.
+
+Commands are not executed: options are parsed, make targets looked up, imports made.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shlex
 import tomllib
@@ -10,7 +15,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from ridgeline import cli
+from ridgeline import SamplingParams, cli
+from ridgeline.model import fetch
+from ridgeline.requests_file import read_jobs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -33,9 +40,26 @@ def test_shell_commands(command: list[str]) -> None:
     if program == "make":
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in arguments if "=" not in word} <= {*targets}
+    elif program == "python":
+        [option, source] = arguments
+        assert option == "-c"
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(str(node.module))
+                assert all(hasattr(module, alias.name) for alias in node.names)
     else:
         assert program == "ridgeline"
         parse(arguments)
+        if "--prompt-file" in arguments:
+            path = ROOT / arguments[arguments.index("--prompt-file") + 1]
+            jobs, broken = read_jobs(path, SamplingParams())
+            assert jobs
+            assert broken == []
+
+
+def test_fetched_models_are_named_as_they_are() -> None:
+    named = re.findall(r"/models/([\w.-]+\.gguf)", README)
+    assert set(named) == {fetch.QWEN_CODER_DRAFT.file, fetch.QWEN_CODER_TARGET.file}
 
 
 def parse(arguments: list[str]) -> None:
@@ -72,7 +96,10 @@ def test_every_dependency_has_its_reason() -> None:
 @pytest.mark.parametrize("program", blocks("python"))
 def test_python_programs(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(program, {})
-    assert len(capsys.readouterr().out) > 100
+    shown = capsys.readouterr().out
+    assert len(shown) > 100
+    assert shown.endswith("\n")
+    assert re.search(r" [1-9]\d*$", shown, re.MULTILINE)  # the n-gram drafter was right somewhere
 
 
 @pytest.mark.smollm2

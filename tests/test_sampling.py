@@ -284,6 +284,10 @@ def test_independent_drafts_come_with_their_distribution(width: int) -> None:
     assert q is not None
     assert q.shape == (len(many), V)
     assert int((q[0] > 0).sum()) == 10
+    padded = torch.full((V,), -torch.inf)
+    padded[: min(width, V)] = logits[0, :V]
+    processed = reference_truncation(padded.double() / 0.8, params).softmax(0)
+    torch.testing.assert_close(q[0].double(), processed, rtol=1e-5, atol=1e-6)
     frequencies = torch.bincount(tokens, minlength=V) / len(many)
     assert (frequencies - q[0]).abs().max() < 0.03
     # and are not what the target's own noise would have drawn
