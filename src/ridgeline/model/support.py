@@ -129,6 +129,8 @@ def _check_numbers(config: PreTrainedConfig) -> None:
     stated = {name: getattr(config, name, None) for name in _POSITIVE}
     for rope in _rope_parameters(config):
         stated |= {f"rotary {name}": rope.get(name) for name in ("rope_theta", "factor")}
+    if stated["sliding_window"] == 0:  # how some configurations say that there is none
+        del stated["sliding_window"]
     for name, value in stated.items():
         if isinstance(value, int | float) and not (math.isfinite(value) and value > 0):
             raise UnsupportedModelError(
