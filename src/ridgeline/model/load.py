@@ -109,7 +109,7 @@ class LoadedModel:
 def load_model(
     path: str,
     dtype: str | torch.dtype = "auto",
-    device: str = "auto",
+    device: str | torch.device = "auto",
     *,
     quantize: str | None = None,
     default_dtype: torch.dtype | None = None,
@@ -239,7 +239,7 @@ def _unicode(text: str) -> str:
 def quantized_bits(quantize: str | None) -> int | None:
     """Bits of a weight; None: as they are. ConfigError for another name."""
     bits = {None: None, "none": None, "auto": 4, "int4": 4, "int8": 8}
-    if quantize not in bits:
+    if not isinstance(quantize, str | None) or quantize not in bits:
         raise ConfigError(f"quantize is {quantize!r}; it must be int8, int4 or none")
     return bits[quantize]
 
