@@ -51,6 +51,9 @@ def test_wrong_requests_are_refused(
         ({"tree": 3}, "no option 'tree'"),
         ({"drafter": "oracel"}, "no drafter 'oracel'; the drafters are"),
         ({"threads": 0}, "threads is 0"),
+        ({"threads": True}, "threads is True; it must be an integer"),
+        ({"draft_quantize": ["int8"]}, "must be int8, int4 or none"),
+        ({"draft_dtype": None}, "dtype is None; it must be auto, bfloat16"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], message: str) -> None:
@@ -132,6 +135,21 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     for prompt in ("caf\udce9", [{"role": "user", "content": "\ud800"}]):
         with pytest.raises(RequestError, match="not valid Unicode at its character"):
             tiny_llm().generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (None, "bad_words is None; it must be a list of texts"),
+        ("word", "bad_words is 'word'; it must be a list of texts"),
+        ([1], "bad_words holds 1; each word must be a text"),
+        ([None], "bad_words holds None; each word must be a text"),
+        ([""], "bad_words holds an empty text"),
+    ],
+)
+def test_bad_words_that_are_no_texts_are_refused(words: object, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        tiny_llm().bad_words(words)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["draft_dtype", "draft_quantize"])

@@ -99,12 +99,15 @@ def test_dtype_and_device_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "cpu_has_bf16", lambda: False)
     assert device.choose_dtype("auto", cpu) == torch.float32
     assert device.choose_dtype("auto", torch.device("cuda")) == torch.bfloat16
-    for name in ("int8", torch.int8):
+    for given in (cpu, torch.device("cpu", 0), "cpu:0"):
+        assert device.choose_device(given).type == "cpu"
+    for name in ("int8", torch.int8, None, 3, ["fp32"]):
         with pytest.raises(ConfigError, match="must be auto, bfloat16, float16 or float32"):
-            device.choose_dtype(name, cpu)
-    for name in ("gpu", "cuda:x"):
+            device.choose_dtype(name, cpu)  # type: ignore[arg-type]
+    names = ("gpu", "cuda:x", "cuda:²", "cuda:٣", "cpu:999999999999", "cpu:1", "cuda:" + "9" * 5000)
+    for name in (*names, None, 3, torch.device("meta")):
         with pytest.raises(ConfigError, match="must be auto, cpu, cuda or cuda:N"):
-            device.choose_device(name)
+            device.choose_device(name)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="CUDA devices here; use cpu"):
         device.choose_device("cuda:99")
 

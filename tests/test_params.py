@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ridgeline.core.params import SamplingParams
@@ -54,16 +56,21 @@ WRONG: list[tuple[str, Any]] = [
     ("seed", 1.0),
     ("n", 0),
     ("logprobs", -1),
+    *((name, 10**400) for name in ("temperature", "top_p", "min_p", "repetition_penalty")),
+    *((name, -(10**5000)) for name in ("frequency_penalty", "presence_penalty", "top_k", "n")),
+    ("logit_bias", {5: 10**400}),
+    ("logit_bias", {5: 1e31}),
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[name for name, _ in WRONG])
 def test_refused_in_one_line(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as error:
         SamplingParams(**{name: value})
     message = str(error.value)
     assert name in message
     assert "must" in message
+    assert len(message) < 200
     assert "\n" not in message
 
 
@@ -98,3 +105,11 @@ def test_collections_are_copied_and_normalised() -> None:
 def test_greedy_below_the_smallest_temperature() -> None:
     assert SamplingParams(temperature=1e-6).greedy
     assert not SamplingParams(temperature=1e-3).greedy
+
+
+@pytest.mark.parametrize("value", [1, 10**30, Fraction(1, 3), np.float32(0.5)])
+def test_every_kind_of_number_is_kept_as_a_float(value: Any) -> None:
+    params = SamplingParams(temperature=value, repetition_penalty=value, logit_bias={5: value})
+    for kept in (params.temperature, params.repetition_penalty, params.logit_bias[5]):
+        assert type(kept) is float
+        assert kept == float(value)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from ridgeline.errors import UnsupportedModelError
+from ridgeline.model.load import load_model
 from ridgeline.model.support import check_supported, context_length
-from tests.tiny import FAMILIES, tiny_model
+from tests.loading import CONTEXT, logits
+from tests.tiny import FAMILIES, save_tiny, tiny_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -102,6 +107,18 @@ def test_senseless_numbers_are_refused(fields: dict[str, Any]) -> None:
         check_supported(config("llama", **fields))
     with pytest.raises(UnsupportedModelError, match="states sliding_window -4"):
         check_supported(config("mistral", sliding_window=-4))
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2_moe"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])  # on the native decoder, on torch
+def test_a_window_of_0_is_none(family: str, dtype: str, tmp_path: Path) -> None:
+    zero = save_tiny(family, tmp_path / "zero")
+    settings = json.loads((zero / "config.json").read_text())
+    logits_of = []
+    for window in (0, CONTEXT):
+        (zero / "config.json").write_text(json.dumps({**settings, "sliding_window": window}))
+        logits_of.append(logits(load_model(str(zero), dtype, "cpu")))
+    assert torch.equal(*logits_of)
 
 
 ROPES = [

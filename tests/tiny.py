@@ -94,6 +94,15 @@ _FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "deepseek_v3")
 """Those that every test of whole models runs."""

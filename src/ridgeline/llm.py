@@ -9,6 +9,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ridgeline.config import EngineConfig
 from ridgeline.core.sampling import SamplingParams, TokenLogprobs
 from ridgeline.core.sequence import FinishReason, Piece, Speculation
@@ -122,11 +124,11 @@ class LLM:
         model: str | Path | LoadedModel,
         *,
         drafter: str = "none",
-        draft_dtype: str = "auto",
+        draft_dtype: str | torch.dtype = "auto",
         draft_quantize: str | None = "auto",
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         quantize: str | None = None,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         threads: int | None = None,
         **options: Any,
     ) -> None:
@@ -264,8 +266,13 @@ class LLM:
         """Token ids of words to ban, each as it stands and after a space.
 
         Raises:
-            RequestError: a word is empty.
+            RequestError: a word is empty or no text.
         """
+        if isinstance(words, str) or not isinstance(words, Sequence):
+            raise RequestError(f"bad_words is {words!r:.80}; it must be a list of texts")
+        for word in words:
+            if not isinstance(word, str):
+                raise RequestError(f"bad_words holds {word!r:.80}; each word must be a text")
         if not all(words):
             raise RequestError("bad_words holds an empty text; each needs one character at least")
         encoded = (

@@ -168,6 +168,7 @@ def test_json_prompt_file_with_broken_lines(run: Run, tmp_path: Path) -> None:
         '{"messages": [{"role": "user", "content": "hi"}], "stop": "zz"}',
         '{"prompt": ""}',
         '{"prompt": "in", "n": 2, "temperature": 1, "seed": 1, "logit_bias": {"70": 100}}',
+        f'{{"prompt": "the", "temperature": {10**400}}}',
     ]
     path.write_text("\n".join(lines))
     result = run("--prompt-file", path, "--json", "--max-tokens", "4")
@@ -181,7 +182,8 @@ def test_json_prompt_file_with_broken_lines(run: Run, tmp_path: Path) -> None:
     ]
     assert done[0]["completion_tokens"] == 2
     assert {done[2]["token_ids"][0], done[3]["token_ids"][0]} == {70}
-    first, second = result.stderr.splitlines()
+    first, third, second = result.stderr.splitlines()  # parameters are read before prompts
+    assert third.startswith(f"error: {path}, line 6: temperature is 1000")
     assert first == f"error: {path}, line 2: not valid JSON: Expecting ',' delimiter at column 34"
     assert second.startswith(f"error: {path}, line 4: the prompt is empty")
 

@@ -164,7 +164,8 @@ def attention(
             )
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    output = ctx.attend(module, query, key, value, scaling, sliding_window, softcap)
+    window = sliding_window or None  # some configurations say 0 where they mean none
+    output = ctx.attend(module, query, key, value, scaling, window, softcap)
     return output.contiguous(), None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -16,6 +16,8 @@ GREEDY_BELOW = 1e-5
 
 MOST_SAMPLES = 1 << 16
 """Of one request: each takes memory before it runs."""
+MOST_BIAS = 1e30
+"""A larger one, divided by a small temperature, would be infinite in fp32."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,10 @@ class SamplingParams:
     """report each emitted token's log-probability and the so many largest beside it"""
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, "0 or more", lambda t: t >= 0)
         _integer("top_k", self.top_k, 0, "0 (off) or more")
-        _number("top_p", self.top_p, "above 0 and at most 1", lambda p: 0 < p <= 1)
-        _number("min_p", self.min_p, "from 0 to 1", lambda p: 0 <= p <= 1)
-        _number("repetition_penalty", self.repetition_penalty, "above 0", lambda r: r > 0)
-        for name in ("frequency_penalty", "presence_penalty"):
-            _number(name, getattr(self, name), "from -2 to 2", lambda f: -2 <= f <= 2)
+        for name, allowed, holds in _NUMBERS:
+            value = _number(name, getattr(self, name), allowed, holds)
+            object.__setattr__(self, name, value)
         _integer("max_tokens", self.max_tokens, 1, "1 or more")
         _integer("min_tokens", self.min_tokens, 0, "0 or more")
         if self.min_tokens > self.max_tokens:
@@ -108,12 +107,19 @@ class SamplingParams:
         ):
             for token in ids:
                 _integer(f"a token id in {name}", token, 0, "0 or more")
-        for token, bias in self.logit_bias.items():
-            _number(f"logit_bias of token {token}", bias, "any finite one", lambda b: True)
+        bias = {
+            token: _number(
+                f"logit_bias of token {token}",
+                value,
+                f"from -{MOST_BIAS:g} to {MOST_BIAS:g}",
+                lambda b: abs(b) <= MOST_BIAS,
+            )
+            for token, value in self.logit_bias.items()
+        }
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
         object.__setattr__(self, "bad_words", bad_words)
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "logit_bias", bias)
 
     @property
     def greedy(self) -> bool:
@@ -121,19 +127,37 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
 
+_NUMBERS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
+    ("temperature", "0 or more", lambda t: t >= 0),
+    ("top_p", "above 0 and at most 1", lambda p: 0 < p <= 1),
+    ("min_p", "from 0 to 1", lambda p: 0 <= p <= 1),
+    ("repetition_penalty", "above 0", lambda r: r > 0),
+    ("frequency_penalty", "from -2 to 2", lambda f: -2 <= f <= 2),
+    ("presence_penalty", "from -2 to 2", lambda f: -2 <= f <= 2),
+)
+
+
 def _wrong(name: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{name} is {value!r}; it must be {allowed}")
+    try:
+        shown = f"{value!r:.80}"
+    except ValueError:  # Python writes no integer of thousands of digits
+        shown = "a number of thousands of digits"
+    return RequestError(f"{name} is {shown}; it must be {allowed}")
 
 
-def _number(name: str, value: object, allowed: str, holds: Any) -> None:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not holds(value):  # type: ignore[arg-type]
+def _number(name: str, value: object, allowed: str, holds: Callable[[float], bool]) -> float:
+    """The value as a float, which is what tensors and arrays take."""
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an integer beyond every float
+        number = math.inf
+    if isinstance(value, bool) or not math.isfinite(number) or not holds(number):
         raise _wrong(name, value, f"a number, {allowed}")
+    return number
 
 
 def _integer(name: str, value: object, low: int, allowed: str, high: float = math.inf) -> None:
-    integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not integer or not low <= value <= high:  # type: ignore[operator]
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
         raise _wrong(name, value, f"an integer, {allowed}")
 
 

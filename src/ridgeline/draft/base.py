@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ridgeline.core.sequence import Sequence as TokenSequence
@@ -41,7 +42,7 @@ class DraftContext:
     nodes: int
     max_batch_tokens: int
     """tokens that one forward pass of the drafter should not exceed"""
-    dtype: str
+    dtype: str | torch.dtype
     """of the drafter's own weights, as `load_model` takes it, its default being the target's"""
     quantize: str | None = "auto"
     """what to round the drafter's own weights to"""

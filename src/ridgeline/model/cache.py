@@ -23,17 +23,44 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ridgeline.errors import ModelLoadError
+from ridgeline.errors import ConfigError, ModelLoadError
 
 
 def cache_folder() -> Path:
-    """`RIDGELINE_CACHE`, else the platform's cache folder (`XDG_CACHE_HOME` honoured)/ridgeline."""
+    """`RIDGELINE_CACHE`, else the platform's cache folder (`XDG_CACHE_HOME` honoured)/ridgeline.
+
+    Raises:
+        ConfigError: it lies in the home folder of nobody.
+    """
     if chosen := os.environ.get("RIDGELINE_CACHE"):
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise ConfigError(
+                f"RIDGELINE_CACHE is {chosen!r}, and there is no such home folder; give a full path"
+            ) from None
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "ridgeline"
     platform = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path.home() / platform / "ridgeline"
+    try:
+        return Path.home() / platform / "ridgeline"
+    except RuntimeError:
+        raise ConfigError("you have no home folder; set RIDGELINE_CACHE to a folder") from None
+
+
+@contextmanager
+def cache_errors(what: str, folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with the cache folder within into a ModelLoadError.
+
+    `what` says in it what was going on.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ModelLoadError(
+            f"{what} failed in the cache folder {folder!s:.200} ({error.strerror or error}); "
+            "RIDGELINE_CACHE can name another"
+        ) from error
 
 
 @contextmanager
@@ -44,24 +71,21 @@ def staging_folder(target: Path, needed: int, what: str) -> Iterator[Path]:
     not, or a file cannot be written. Publish by renaming: no reader ever sees a half-made file.
     """
     staging: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        if free < needed:
-            raise ModelLoadError(
-                f"{what} takes {needed / 1e9:.1f} GB in {target.parent}, where {free / 1e9:.1f} GB "
-                "are free; make room, or set RIDGELINE_CACHE to a folder on another disk"
-            )
-        staging = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
-        yield staging
-    except OSError as error:
-        raise ModelLoadError(
-            f"{what} failed in the cache folder {target.parent} ({error.strerror or error}); "
-            "RIDGELINE_CACHE can name another"
-        ) from error
-    finally:
-        if staging:
-            shutil.rmtree(staging, ignore_errors=True)
+    with cache_errors(what, target.parent):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(target.parent).free
+            if free < needed:
+                raise ModelLoadError(
+                    f"{what} takes {needed / 1e9:.1f} GB in {target.parent}, where "
+                    f"{free / 1e9:.1f} GB are free; make room, or set RIDGELINE_CACHE to a folder "
+                    "on another disk"
+                )
+            staging = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+            yield staging
+        finally:
+            if staging:
+                shutil.rmtree(staging, ignore_errors=True)
 
 
 def file_sha256(path: Path) -> str:

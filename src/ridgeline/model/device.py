@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,19 +18,24 @@ _DTYPES = {
 }
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of a name: "auto", "cpu", "cuda" or "cuda:N"; ConfigError for any other."""
+def choose_device(name: str | torch.device) -> torch.device:
+    """The device of a name: "auto", "cpu", "cuda" or "cuda:N", or torch's own.
+
+    Raises:
+        ConfigError: it is another, or not there.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise ConfigError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+    given = str(name) if isinstance(name, str | torch.device) else ""
+    found = re.fullmatch(r"cpu(?::0)?|cuda(?::([0-9]{1,4}))?", given)
+    if not found:
+        raise ConfigError(f"device is {given or name!r:.40}; it must be auto, cpu, cuda or cuda:N")
+    if given.startswith("cuda") and int(found[1] or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device is {name!r}, and torch sees {torch.cuda.device_count()} CUDA devices here; "
+            f"device is {given!r}, and torch sees {torch.cuda.device_count()} CUDA devices here; "
             "use cpu"
         )
-    return torch.device(name)
+    return torch.device(given)
 
 
 def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
@@ -37,10 +43,12 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         fast = device.type == "cuda" or cpu_has_bf16()
         return torch.bfloat16 if fast else torch.float32
-    chosen = _DTYPES.get(str(dtype).removeprefix("torch."))
+    named = isinstance(dtype, str | torch.dtype)
+    chosen = _DTYPES.get(str(dtype).removeprefix("torch.")) if named else None
     if chosen is None:
+        shown = str(dtype) if named else dtype
         raise ConfigError(
-            f"dtype is {str(dtype)!r}; it must be auto, bfloat16, float16 or float32 "
+            f"dtype is {shown!r:.40}; it must be auto, bfloat16, float16 or float32 "
             "(or bf16, fp16, fp32)"
         )
     return chosen

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from ridgeline.errors import ModelLoadError
-from ridgeline.model.cache import byte_progress, cache_folder, staging_folder
+from ridgeline.model.cache import byte_progress, cache_errors, cache_folder, staging_folder
 
 _READ_SIZE = 1 << 20
 _POLL_SECONDS = 0.2
@@ -82,8 +82,9 @@ def fetch(artefact: Artefact) -> Path:
         ModelLoadError: it cannot be downloaded, its checksum is wrong, or there is no room.
     """
     target = cache_folder() / "models" / artefact.file
-    if target.is_file() and target.stat().st_size == artefact.size:
-        return target
+    with cache_errors(f"looking for {artefact.file}", target.parent):
+        if target.is_file() and target.stat().st_size == artefact.size:
+            return target
     with (
         staging_folder(target, 2 * artefact.size, f"fetching {artefact.file}") as staging,
         byte_progress(f"fetching {artefact.file}", artefact.size) as progress,

@@ -25,7 +25,7 @@ from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ridgeline.errors import ModelLoadError, reason
-from ridgeline.model.cache import cache_folder, file_sha256, staging_folder
+from ridgeline.model.cache import cache_errors, cache_folder, file_sha256, staging_folder
 from ridgeline.model.gguf_file import GGUFFile, read_gguf
 from ridgeline.model.gguf_weights import ROPE_FACTORS, WeightPlan
 from ridgeline.model.support import check_supported
@@ -287,8 +287,9 @@ def _digest(path: Path, home: Path) -> str:
     stat = path.stat()
     identity = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
     memo = home / "digests" / hashlib.sha256(identity.encode()).hexdigest()
-    if memo.is_file():
-        return memo.read_text()
+    with cache_errors(f"looking for {path.name}", home):
+        if memo.is_file():
+            return memo.read_text()
     digest = file_sha256(path)
     with staging_folder(memo, 0, path.name) as staging:
         (staging / "digest").write_text(digest)

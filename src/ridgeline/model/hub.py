@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -20,8 +22,8 @@ WEIGHTS = ("*.safetensors",)
 _IGNORED = ("*/*", "consolidated*")
 
 
-def download(repository: str, patterns: tuple[str, ...]) -> None:
-    """Have the repository's files that match `patterns` in the hub's local cache.
+def download(repository: str, patterns: tuple[str, ...]) -> Path:
+    """The repository's folder in the hub's local cache, with the files that match `patterns`.
 
     Without a connection what the cache holds already is used.
 
@@ -29,7 +31,9 @@ def download(repository: str, patterns: tuple[str, ...]) -> None:
         ModelLoadError: unknown, gated, or not there and out of reach.
     """
     try:
-        snapshot_download(repository, allow_patterns=patterns, ignore_patterns=_IGNORED)
+        return Path(
+            snapshot_download(repository, allow_patterns=patterns, ignore_patterns=_IGNORED)
+        )
     except GatedRepoError:
         raise ModelLoadError(
             f"{repository} is gated: accept its licence at https://huggingface.co/{repository} "

@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
@@ -29,6 +28,14 @@ from ridgeline.errors import (
 )
 from ridgeline.model import hub
 from ridgeline.model.device import choose_device, choose_dtype
+from ridgeline.model.files import (
+    check_generation_config,
+    check_layers,
+    check_weights,
+    end_tokens,
+    local_folder,
+    stored_tensors,
+)
 from ridgeline.model.gguf_convert import gguf_folder
 from ridgeline.model.gguf_file import read_gguf
 from ridgeline.model.linear import native_kernels, pack_linears, set_native_threads
@@ -109,7 +116,7 @@ class LoadedModel:
 def load_model(
     path: str,
     dtype: str | torch.dtype = "auto",
-    device: str = "auto",
+    device: str | torch.device = "auto",
     *,
     quantize: str | None = None,
     default_dtype: torch.dtype | None = None,
@@ -133,57 +140,66 @@ def load_model(
     """
     chosen_device = choose_device(device)
     bits = quantized_bits(quantize)
-    set_native_threads(torch.get_num_threads())  # several pack faster than one
-    as_it_is = _load_quantised(path, chosen_device, bits) if dtype == "auto" else None
-    if as_it_is:
-        return as_it_is
     # fp16 is how a quantised model keeps its cache; nothing computes in it on a CPU.
-    if dtype == "auto" and default_dtype and (default_dtype, chosen_device.type) != _CACHE_ONLY:
-        dtype = default_dtype
-    chosen_dtype = choose_dtype(dtype, chosen_device)
-    local = _local_folder(path, chosen_dtype)
-    if local is None:
-        hub.download(path, hub.DESCRIPTION)
+    if default_dtype and (default_dtype, chosen_device.type) != _CACHE_ONLY:
+        default = default_dtype
+    else:
+        default = choose_dtype("auto", chosen_device)
+    chosen_dtype = default if dtype == "auto" else choose_dtype(dtype, chosen_device)
+    set_native_threads(torch.get_num_threads())  # several pack faster than one
+    with _quiet(), _one_line_errors(path):
+        as_it_is = _load_quantised(path, chosen_device, bits) if dtype == "auto" else None
+        return as_it_is or _load_dense(path, chosen_dtype, chosen_device, bits, quantize == "auto")
+
+
+def _load_dense(
+    path: str, dtype: torch.dtype, device: torch.device, bits: int | None, where_possible: bool
+) -> LoadedModel:
+    """A model with its weights in `dtype`, or rounded to `bits`, if need be only where possible."""
+    local = local_folder(path, dtype)
+    folder = local or hub.download(path, hub.DESCRIPTION)
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(local or path),
         "local_files_only": True,
         "trust_remote_code": False,  # else transformers asks on the terminal, and runs it on "y"
     }
-    with _quiet(), _one_line_errors(path):
-        config = AutoConfig.from_pretrained(**source)
-        check_supported(config)
-        if local is None:
-            hub.download(path, hub.WEIGHTS)
-        module, report = AutoModelForCausalLM.from_pretrained(
-            **source,
-            config=config,
-            dtype=chosen_dtype,
-            attn_implementation=ATTENTION,
-            experts_implementation="eager",
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            output_loading_info=True,
-        )
-        tokenizer = None
-        if local is None or any((local / name).is_file() for name in _TOKENIZER_FILES):
-            tokenizer = AutoTokenizer.from_pretrained(**source)
+    stored = stored_tensors(folder) if local else {}
+    check_layers(folder, stored)
+    check_generation_config(folder)
+    config = AutoConfig.from_pretrained(**source)
+    numbers = check_supported(config)
+    if local is None:
+        stored = stored_tensors(hub.download(path, hub.WEIGHTS))
+    check_weights(path, numbers, stored)
+    module, report = AutoModelForCausalLM.from_pretrained(
+        **source,
+        config=config,
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        experts_implementation="eager",
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+        output_loading_info=True,
+    )
+    tokenizer = None
+    if local is None or any((local / name).is_file() for name in _TOKENIZER_FILES):
+        tokenizer = AutoTokenizer.from_pretrained(**source)
     _check_complete(path, report)
-    module.eval().requires_grad_(False).to(chosen_device)
-    hindrance = obstacle(config, chosen_device)
-    if bits and hindrance and quantize != "auto":
+    module.eval().requires_grad_(False).to(device)
+    hindrance = obstacle(config, device)
+    if bits and hindrance and not where_possible:
         raise ConfigError(f"{path} cannot be quantised here: {hindrance}")
     model: Model
-    with _one_line_errors(path):
-        if hindrance is None and chosen_dtype in (torch.float32, torch.bfloat16):
-            model = NativeModel(module.config, ModuleSource(module, bits), chosen_dtype)
-        else:
-            pack_linears(module)
-            model = TorchModel(module)
+    if hindrance is None and dtype in (torch.float32, torch.bfloat16):
+        model = NativeModel(module.config, ModuleSource(module, bits), dtype)
+    else:
+        pack_linears(module)
+        model = TorchModel(module)
     return LoadedModel(
         name=Path(path).stem if local else path,
         model=model,
         tokenizer=tokenizer,
-        end_tokens=_end_tokens(module.generation_config, module.config),
+        end_tokens=end_tokens(module.generation_config, module.config),
         context_len=context_length(module.config),
         vocab_size=module.config.vocab_size,
     )
@@ -196,18 +212,17 @@ def _load_quantised(path: str, device: torch.device, bits: int | None) -> Loaded
         return None
     header = read_gguf(file)
     folder = str(gguf_folder(file, None))
-    with _one_line_errors(path):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        if obstacle(config, device) or not packs(header):
-            return None
-        return LoadedModel(
-            name=file.stem,
-            model=NativeModel(config, GGUFSource(header, config, bits), torch.float16),
-            tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
-            end_tokens=_end_tokens(GenerationConfig.from_pretrained(folder), config),
-            context_len=context_length(config),
-            vocab_size=config.vocab_size,
-        )
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if obstacle(config, device) or not packs(header):
+        return None
+    return LoadedModel(
+        name=file.stem,
+        model=NativeModel(config, GGUFSource(header, config, bits), torch.float16),
+        tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
+        end_tokens=end_tokens(GenerationConfig.from_pretrained(folder), config),
+        context_len=context_length(config),
+        vocab_size=config.vocab_size,
+    )
 
 
 def _check_complete(path: str, report: Mapping[str, Any]) -> None:
@@ -239,43 +254,9 @@ def _unicode(text: str) -> str:
 def quantized_bits(quantize: str | None) -> int | None:
     """Bits of a weight; None: as they are. ConfigError for another name."""
     bits = {None: None, "none": None, "auto": 4, "int4": 4, "int8": 8}
-    if quantize not in bits:
+    if not isinstance(quantize, str | None) or quantize not in bits:
         raise ConfigError(f"quantize is {quantize!r}; it must be int8, int4 or none")
     return bits[quantize]
-
-
-def _local_folder(path: str, dtype: torch.dtype) -> Path | None:
-    """The transformers folder that `path` means, converted if it is a GGUF file; None: a hub id."""
-    if not path:
-        raise ModelLoadError("the model's name is empty; give a hub id, a folder or a GGUF file")
-    local = Path(path).expanduser()
-    if local.is_file():
-        if local.suffix != ".gguf":
-            raise ModelLoadError(f"{path} is no GGUF file; give a .gguf file or a model folder")
-        return gguf_folder(local, dtype)
-    if local.is_dir():
-        if not (local / "config.json").is_file():
-            raise ModelLoadError(f"the folder {path} holds no config.json, so it is not a model")
-        return local
-    if local.suffix == ".gguf" or path.startswith(("/", ".", "~")) or path.count("/") > 1:
-        raise ModelLoadError(f"there is no file or folder {path!r}")
-    return None
-
-
-def _end_tokens(generation: GenerationConfig, config: PreTrainedConfig) -> frozenset[int]:
-    """Where transformers would stop: the generation config's end tokens, else the config's."""
-    ends = generation.eos_token_id
-    if ends is None:
-        ends = config.eos_token_id
-    if ends is None:
-        return frozenset()
-    ends = ends if isinstance(ends, list | tuple) else [ends]
-    for end in ends:
-        if not isinstance(end, int):
-            raise ModelLoadError(
-                f"the configuration states eos_token_id {end!r}; it must be a token id"
-            )
-    return frozenset(ends)
 
 
 @contextmanager
@@ -294,10 +275,10 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(path: str) -> Iterator[None]:
-    """Turn whatever transformers and safetensors raise about a model's files into one line."""
+    """Turn whatever Python and other libraries raise about a model's files into one line."""
     try:
         yield
     except RidgelineError:
         raise
     except Exception as error:
-        raise ModelLoadError(f"{path} cannot be loaded: {reason(error)}") from error
+        raise ModelLoadError(f"{path:.200} cannot be loaded: {reason(error)}") from error

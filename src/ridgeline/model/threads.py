@@ -25,7 +25,8 @@ def set_threads(threads: int | None) -> None:
         ConfigError: fewer than one or absurdly many.
     """
     if threads is not None:
-        if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        whole = isinstance(threads, int) and not isinstance(threads, bool)
+        if not whole or not 1 <= threads <= MOST_THREADS:
             raise ConfigError(f"threads is {threads!r}; it must be an integer, 1 to {MOST_THREADS}")
         torch.set_num_threads(threads)
     set_native_threads(torch.get_num_threads())

@@ -204,7 +204,7 @@ class _ShapeProbe:
                 f"{layer_name(module)} is of type {kind!r}; only full_attention and "
                 "sliding_attention can run here"
             )
-        masked = self._config.sliding_window if kind == "sliding_attention" else None
+        masked = (self._config.sliding_window or None) if kind == "sliding_attention" else None
         if window != masked:
             raise UnsupportedModelError(
                 f"{layer_name(module)} masks with window {masked}, but tells its attention of "
