@@ -82,7 +82,7 @@ class CheckedDrafter(ModelDrafter):
         chain = proposal.tokens[: np.flatnonzero(~chained)[0] if not chained.all() else None]
         room = self._draft.context_len - len(sequence.tokens) + 1
         wanted = min(request.depth, request.nodes, room)
-        ended = chain[-1] in sequence.end_tokens
+        ended = chain[-1] in sequence.end_tokens or self._context.confidence > 0
         assert len(chain) == wanted or (ended and len(chain) < wanted)
         needs_q = not (self._context.coupled or sequence.params.greedy)
         assert (proposal.q is not None) == needs_q
