@@ -67,7 +67,7 @@ def compare(truth: Tensor, other: Tensor) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=2048, help="length of the text compared")
     parser.add_argument("--out", type=Path, help="results/accuracy-MODEL.json")
     args = parser.parse_args()
     path = args.model.resolve()

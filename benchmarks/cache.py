@@ -199,7 +199,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100, help="of every operation in each round")
     parser.add_argument("--steps", type=int, default=3000, help="of every load")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/cache.json")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent / "results/cache.json",
+        help="figures; a table goes beside",
+    )
     args = parser.parse_args()
     if any(length < BLOCK_SIZE or length % BLOCK_SIZE for length in args.lengths):
         parser.error(f"lengths are multiples of {BLOCK_SIZE}")

@@ -127,15 +127,31 @@ def table(title: str, unit: str, keys: list[int], sizes: list[Pass], seconds: di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantize")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 12, 16])
-    parser.add_argument("--prefill", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[128, 1024, 4096, 8192])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--model", required=True, help="hub id, folder or GGUF file")
+    parser.add_argument("--dtype", default="auto", help="of the weights, as for ridgeline generate")
+    parser.add_argument("--quantize", help="int8 or int4: round the weights")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 12, 16], help="rows of a pass"
+    )
+    parser.add_argument(
+        "--prefill", type=int, nargs="+", default=[64, 512], help="lengths of prompts"
+    )
+    parser.add_argument(
+        "--contexts",
+        type=int,
+        nargs="+",
+        default=[128, 1024, 4096, 8192],
+        help="tokens in the cache",
+    )
+    parser.add_argument(
+        "--batches",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 32],
+        help="sequences decoded at once",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="the median of which counts")
+    parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--out", type=Path, help="results/forward-MODEL.json")
     args = parser.parse_args()
     set_threads(args.threads)

@@ -152,15 +152,26 @@ def parse() -> argparse.Namespace:
         default=["8960x1536", "1536x1536", "576x576"],
         help="outputs, then inputs; by default those of a model of 1.5 B, and of one of 135 M",
     )
-    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
+    parser.add_argument(
+        "--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="formats of weights"
+    )
     parser.add_argument("--gguf", type=Path, help="measure this file's quantised matrices too")
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[1, 2, 4, 6, 8, 12, 16, 32, 128, 512]
+        "--rows",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 6, 8, 12, 16, 32, 128, 512],
+        help="of the input",
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="the fastest of which counts")
     parser.add_argument("--seconds", type=float, default=0.05, help="for each figure in each round")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/linear.json")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent / "results/linear.json",
+        help="where the figures go",
+    )
     return parser.parse_args()
 
 

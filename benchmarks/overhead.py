@@ -64,14 +64,20 @@ def measure(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--drafters", nargs="+", default=["none", "ngram"])
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "overhead.json")
+    parser.add_argument("--model", required=True, help="hub id, folder or GGUF file")
+    parser.add_argument(
+        "--drafters", nargs="+", default=["none", "ngram"], help="NAME or NAME:ARGUMENT"
+    )
+    parser.add_argument("--dtype", default="auto", help="of the weights, as for ridgeline generate")
+    parser.add_argument("--depth", type=int, default=4, help="longest path of drafted tokens")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to write for each prompt")
+    parser.add_argument("--prompts", type=int, default=3, help="how many of prompts.jsonl")
+    parser.add_argument(
+        "--temperature", type=float, nargs="+", default=[0.0, 1.0], help="each is measured"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results" / "overhead.json", help="where the figures go"
+    )
     args = parser.parse_args()
     lines = (HERE / "prompts.jsonl").read_text().splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]

@@ -146,17 +146,36 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, required=True, help="GGUF file of the target model")
     parser.add_argument("--draft", type=Path, required=True, help="GGUF file of the draft model")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--prompt-file", type=Path, default=HERE / "prompts.jsonl")
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="which engines to run"
+    )
+    parser.add_argument(
+        "--prompt-file",
+        type=Path,
+        default=HERE / "prompts.jsonl",
+        help="an object with a prompt a line",
+    )
     parser.add_argument("--prompts", type=int, help="only the first N prompts")
     parser.add_argument("--tokens", type=int, default=160, help="tokens to write for each prompt")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each engine")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of unpacked weights"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each engine")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one engine's run")
     parser.add_argument("--fresh", action="store_true", help="run again what is already measured")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "peers.json")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "build" / "peers",
+        help="folder of the engines and of single runs",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=HERE / "results" / "peers.json",
+        help="figures; a report goes beside",
+    )
     args = parser.parse_args()
     for path in (args.target, args.draft):
         if not path.is_file():

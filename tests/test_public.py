@@ -104,3 +104,16 @@ def test_every_module_stands_in_the_structure() -> None:
     modules = [str(path.relative_to(PACKAGE)) for path in MODULES]
     plain = {name for name in modules if name.endswith("/__init__.py")}
     assert sorted(listed) == sorted({*modules} - plain)
+
+
+def test_every_option_of_a_benchmark_is_explained() -> None:
+    calls = [
+        (file.name, ast.unparse(node))
+        for file in (ROOT / "benchmarks").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "add_argument"
+        and not any(keyword.arg == "help" for keyword in node.keywords)
+    ]
+    assert calls == []

@@ -6,15 +6,20 @@ Exit codes: 0 done, 1 something failed while it ran, 2 the command could not run
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+try:
+    import typer
+except KeyboardInterrupt:  # half of the program's start, before `main` can see to it
+    sys.exit(130)
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.errors import ConfigError, DraftError, OutOfBlocksError, RidgelineError
@@ -23,7 +28,7 @@ from ridgeline.output import report
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     help="Lossless speculative decoding: language models, faster, saying the same.",
@@ -331,6 +336,26 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if sys.stdout is None or sys.stderr is None:
         sys.exit(USAGE)  # closed by whoever started this: there is nobody to tell
-    code = execute(sys.argv[1:])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what the terminal cannot show; stderr escapes it
+    code = INTERRUPTED
+    try:
+        signal.signal(signal.SIGINT, _interrupt_handler())
+        code = execute(sys.argv[1:])
+    except KeyboardInterrupt:
+        pass
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: Ctrl-C must not look like a failure
     sys.exit(code)
+
+
+def _interrupt_handler() -> Callable[..., None]:
+    """Raises KeyboardInterrupt, but not again within a second: the first one still unwinds."""
+    last = float("-inf")
+
+    def handle(*_: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last > before + 1:
+            raise KeyboardInterrupt
+
+    return handle

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import io
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,55 @@ def test_ctrl_c_in_a_process_of_its_own(folder: Path) -> None:
     assert len(started + rest) < 10_000
     assert b"finish: abort" in errors
     assert errors.count(b"\n") == 1
+
+
+def test_ctrl_c_elsewhere_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def twice(_: Sequence[str]) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+            unwound.append(True)
+            raise
+        return 0
+
+    unwound: list[bool] = []
+    monkeypatch.setattr(cli, "execute", twice)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (end.value.code, unwound) == (130, [True])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_while_the_program_starts(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_text_that_the_terminal_cannot_show_is_replaced(folder: Path) -> None:
+    command = ["generate", "--model", str(folder), "--max-tokens", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline", *command, "--prompt", "☃ ☃", "--prompt", "☃"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"[1/2] ? ?" in done.stdout
+    assert b"Traceback" not in done.stderr
 
 
 def test_in_order() -> None:
