@@ -285,6 +285,7 @@ void choose(const std::string& name) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // a model that lives until the program ends is no leak
   m.doc() = "Decoders and matrix products for few rows, with the same bits for any number of rows";
   m.attr("F32") = int(Type::f32);
   m.attr("BF16") = int(Type::bf16);
