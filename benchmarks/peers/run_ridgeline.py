@@ -13,7 +13,8 @@ from worker import WARM_UP_TOKENS, record
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     dtype = "auto" if job["weights"] == "gguf" else job["dtype"]
-    draft_dtype = job["dtype"] if job["weights"] == "dense" else "auto"
+    dense = job["weights"] == "dense"
+    draft_dtype, draft_quantize = (job["dtype"], "none") if dense else ("auto", "auto")
     drafter = f"model:{job['draft']}" if job["mode"] == "draft" else job["mode"]
     lines = [{"prompt": job["texts"][0], "max_tokens": WARM_UP_TOKENS}]
     lines += [{"prompt": text} for text in job["texts"]]
@@ -25,6 +26,7 @@ def main() -> None:
                 *(sys.executable, "-m", "ridgeline", "generate", "--json", "--chat"),
                 *("--prompt-file", prompts.name, "--model", job["target"], "--drafter", drafter),
                 *("--dtype", dtype, "--draft-dtype", draft_dtype),
+                *("--draft-quantize", draft_quantize),
                 *("--threads", str(job["threads"])),
                 *("--max-tokens", str(job["tokens"]), "--temperature", "0", "--batch", "1"),
             ],
