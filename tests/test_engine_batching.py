@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,6 +17,7 @@ from ridgeline.core.batch import Batch
 from ridgeline.core.sequence import FinishReason
 from ridgeline.core.tree import DraftProposal
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
+from ridgeline.errors import RequestError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.target import TargetOutput
 from ridgeline.model.torch_target import TorchTarget
@@ -209,6 +212,48 @@ def test_interrupt_keeps_what_was_written() -> None:
     for index, completion in completions.items():
         assert completion.token_ids == whole[index][: len(completion.token_ids)]
     assert not llm.engine.has_work
+    assert llm.engine.pool.used == 0
+
+
+def test_interrupt_shows_what_was_held_back() -> None:
+    prompt = random_prompts(1, seed=41)[0]
+    text = tiny_llm().generate([prompt], GREEDY)[0].text
+    # A stop string that the text begins to spell out, and never ends: all of it is held back.
+    llm = tiny_llm()
+    shown = ""
+    for i, event in enumerate(llm.stream([prompt], replace(GREEDY, stop=(text + "?",)))):
+        shown += event.text
+        if i == 5:
+            assert shown == ""
+            llm.interrupt()
+    assert event.completion
+    assert shown == event.completion.text
+    assert len(shown) > 2
+    assert text.startswith(shown)
+
+
+def test_one_stream_at_a_time_whatever_the_threads() -> None:
+    llm = tiny_llm()
+    prompts = random_prompts(4, seed=42)
+    expected = llm.generate(prompts, GREEDY)
+    barrier, refused, done = threading.Barrier(6), [], []
+
+    def generate() -> None:
+        barrier.wait()
+        try:
+            done.append(llm.generate(prompts, GREEDY))
+        except RequestError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=generate) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) + len(done) == 6
+    assert all("is generating already" in message for message in refused)
+    for outputs in done:
+        assert [o.token_ids for o in outputs] == [o.token_ids for o in expected]
     assert llm.engine.pool.used == 0
 
 

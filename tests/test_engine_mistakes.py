@@ -8,8 +8,8 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.tree import DraftProposal
-from ridgeline.errors import ConfigError, DraftError, RequestError
-from tests.engines import GREEDY, FixedDrafter, tiny_llm, tiny_loaded
+from ridgeline.errors import ConfigError, DraftError, RequestError, UnsupportedModelError
+from tests.engines import GREEDY, FixedDrafter, tiny_llm, tiny_loaded, torch_module
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,59 @@ def test_a_drafter_that_fails_is_named(
     monkeypatch.setattr(FixedDrafter, "propose", propose)
     with pytest.raises(DraftError, match=message):
         tiny_llm("llama", "fixed:5").generate([[5, 6]], GREEDY)
+
+
+@pytest.mark.parametrize("method", ["observe", "forget"])
+def test_a_drafter_that_fails_after_a_step_is_named(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(FixedDrafter, method, fail)
+    with pytest.raises(DraftError, match="drafter fixed failed: KeyError"):
+        tiny_llm("llama", "fixed:5").generate([[5, 6]], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("q", "message"),
+    [
+        (torch.full((1, 272), torch.nan), "row 0 of q has the smallest value nan"),
+        (torch.ones(1, 272), "the sum 272; it must be a distribution"),
+        (torch.cat([torch.tensor([[-1.0, 2.0]]), torch.zeros(1, 270)], 1), "the smallest value -1"),
+        (torch.full((1, 272), 1 / 272, dtype=torch.float64), "q is of torch.float64"),
+    ],
+)
+def test_a_q_that_is_no_distribution_is_refused(
+    q: torch.Tensor, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposal = DraftProposal.chain([7], q)
+    monkeypatch.setattr(FixedDrafter, "propose", lambda self, requests: [proposal] * len(requests))
+    llm = tiny_llm("llama", "fixed:5", verify="block")
+    with pytest.raises(DraftError, match=message):
+        llm.generate([[5, 6]], SamplingParams(temperature=1.0, seed=1))
+
+
+def test_drafts_that_are_no_integers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposal = DraftProposal(np.array([7.5]), np.array([-1], np.int32))  # type: ignore[arg-type]
+    monkeypatch.setattr(FixedDrafter, "propose", lambda self, requests: [proposal] * len(requests))
+    with pytest.raises(DraftError, match=r"tokens are float64\[1\]; they must be integers"):
+        tiny_llm("llama", "fixed:5").generate([[5, 6]], GREEDY)
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    loaded = tiny_loaded(seed=77)
+    for parameter in torch_module(loaded).parameters():
+        parameter.fill_(torch.nan)
+    with pytest.raises(UnsupportedModelError, match="logits are not finite numbers"):
+        LLM(loaded, kv_tokens=64).generate([[5, 6]], GREEDY)
+
+
+def test_a_loaded_model_has_its_number_format() -> None:
+    with pytest.raises(ConfigError, match="loaded already"):
+        LLM(tiny_loaded(), dtype="float32", kv_tokens=64)
+    with pytest.raises(ConfigError, match="quantize is 'auto'"):
+        LLM("model", quantize="auto")
 
 
 def test_a_cache_beyond_the_memory_is_refused() -> None:

@@ -231,6 +231,20 @@ def test_what_the_decoder_does_not_compute() -> None:
     assert "runs on cuda" in str(obstacle(config, torch.device("cuda")))
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_defaults_of_torch_change_no_bit(default: torch.dtype) -> None:
+    # Loading another model in another thread sets them for a while.
+    expected = run(target("llama"), [5, 1])
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default)
+        found = run(target("llama"), [5, 1])
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_a_pass_is_checked_before_it_runs() -> None:
     to = target("llama")
     with pytest.raises(ConfigError, match="hidden state 4 does not exist"):

@@ -63,6 +63,31 @@ def test_quantised_files_stay_near_their_dense_model(
     assert_close(logits(load_model(path)), logits(loaded))  # from the kept description
 
 
+@pytest.mark.parametrize(
+    ("kind", "quantize"), [(T.Q8_0, "int4"), (T.BF16, "int8"), (T.F16, "int4")]
+)
+def test_wider_weights_are_rounded_as_they_are_read(
+    kind: GGMLQuantizationType, quantize: str, tmp_path: Path, cache: Path
+) -> None:
+    path = str(write_gguf(tiny_model("llama", **WIDE), tmp_path / "m.gguf", kind))
+    rounded = load_model(path, quantize=quantize)
+    assert f"at most {quantize[3:]} bits" in rounded.model.computes
+    assert not list(cache.rglob("*.safetensors")), "no dense copy is made"
+    # The dense copy rounded: the same but for the cache, which is fp16 above.
+    dense = load_model(path, "fp32", quantize=quantize)
+    exact, near, as_it_is = (logits(m).log_softmax(-1) for m in (dense, rounded, load_model(path)))
+    divergence = (exact.exp() * (exact - near)).sum(-1).mean()
+    assert divergence < 1e-4
+    assert (exact.exp() * (exact - as_it_is)).sum(-1).mean() > 4 * divergence
+
+
+def test_weights_that_are_narrow_enough_stay_as_they_are(tmp_path: Path) -> None:
+    path = str(write_gguf(tiny_model("llama", **WIDE), tmp_path / "m.gguf", T.Q4_1))
+    narrow, plain = load_model(path, quantize="int4"), load_model(path)
+    assert narrow.model.computes == plain.model.computes
+    assert torch.equal(logits(narrow), logits(plain))
+
+
 def test_other_types_run_on_a_dense_copy(tmp_path: Path) -> None:
     model = tiny_model("llama", **WIDE)
     down = "blk.0.ffn_down.weight"

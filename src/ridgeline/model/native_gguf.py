@@ -51,7 +51,9 @@ class GGUFSource:
         # Mapped once: every pass reads rows of it.
         self._embedding_blocks = header.rows(self._embedding).reshape(-1)
         self._bits = bits
-        self.computes = _main_kind(header) if bits is None else f"int{bits}"
+        self.computes = _main_kind(header)
+        if bits and any(len(t.shape) == 2 and _bits(t.kind) > bits for t in self._tensors.values()):
+            self.computes += f", at most {bits} bits"
 
     def matrix(self, name: str) -> Any:
         """A packed matrix with its bias."""
