@@ -17,13 +17,10 @@ constexpr int kAttentionRows = 16;       // rows of such a unit at most
 void project(Rows& x, std::initializer_list<std::pair<const SharedWeights*, Rows*>> all) {
   Product products[3];
   int count = 0;
-  bool quantised = false;
   for (const auto& [weights, to] : all) {
     to->resize(x.rows(), (*weights)->outputs());
     products[count++] = {weights->get(), {Type::f32, to->row(0), to->stride()}};
-    quantised |= (*weights)->quantised();
   }
-  if (quantised) x.quantise();
   multiply(x, products, count);
 }
 
@@ -111,7 +108,6 @@ void Decoder::forward(const Pass& pass) {
   each_row(pass.kept, [&](int i) {
     k.rms_norm(hidden_.row(int(pass.keep[i])), norm_.data(), shape_.eps, kept_.row(i), hidden);
   });
-  if (head_->quantised()) kept_.quantise();
   const Product product{head_.get(), {Type::f32, pass.logits, head_->outputs()}};
   multiply(kept_, &product, 1);
 }

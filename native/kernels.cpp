@@ -16,6 +16,9 @@ const Choice* choices(int& count) {
 #if defined(RIDGELINE_X86)
   __builtin_cpu_init();
   static const Choice all[] = {
+      {&avx512_bf16_kernels, __builtin_cpu_supports("avx512f") &&
+                                 __builtin_cpu_supports("avx512vnni") &&
+                                 __builtin_cpu_supports("avx512bf16")},
       {&avx512_vnni_kernels,
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")},
       {&avx512_kernels, __builtin_cpu_supports("avx512f") != 0},

@@ -19,7 +19,8 @@ constexpr int kRowGroup = 96;
 
 // One call of a block routine: `rows` rows times `tiles` neighbouring tiles over `inputs` inputs.
 struct Block {
-  const float* x;  // [rows, inputs], a row every `x_stride` floats
+  const float* x;        // [rows, inputs], a row every `x_stride` numbers
+  const uint16_t* half;  // the same as bf16; null unless the weights are read with such inputs
   ptrdiff_t x_stride;
   const std::byte* weights;  // a tile every `tile_bytes`
   ptrdiff_t tile_bytes;
@@ -119,7 +120,8 @@ inline size_t attention_scratch(int rows, int share, int dim, int positions) {
 
 struct Kernels {
   const char* name;
-  int max_rows;  // of a block
+  int max_rows;      // of a block
+  bool bf16_inputs;  // whether bf16 weights are multiplied with bf16 inputs
   BlockFn block[kWeightTypes][kMaxRows][kWidths];  // [type][rows - 1][tiles - 1]; null: no room
   QuantFn quant[kFormatCount];
   // n numbers of a type to fp32, and fp32 sums plus bias (or null) to a type (nearest even).
@@ -139,6 +141,7 @@ extern const Kernels portable_kernels;
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 extern const Kernels avx512_vnni_kernels;
+extern const Kernels avx512_bf16_kernels;
 #elif defined(RIDGELINE_ARM64)
 extern const Kernels neon_kernels;
 #endif

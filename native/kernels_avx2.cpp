@@ -77,6 +77,6 @@ struct BF16 {
 
 }  // namespace
 
-extern constexpr Kernels avx2_kernels = make_kernels<Vec, BF16, 7, Avx2Quant>("avx2");
+extern constexpr Kernels avx2_kernels = make_kernels<Vec, Widened<Vec, BF16>, 7, Avx2Quant>("avx2");
 
 }  // namespace ridgeline

@@ -5,6 +5,6 @@
 namespace ridgeline {
 
 extern constexpr Kernels avx512_kernels =
-    make_kernels<Vec, BF16, 30, Avx2Quant>("avx512");
+    make_kernels<Vec, Widened<Vec, BF16>, 30, Avx2Quant>("avx512");
 
 }  // namespace ridgeline

@@ -58,6 +58,6 @@ struct BF16 {
 
 }  // namespace
 
-extern constexpr Kernels neon_kernels = make_kernels<Vec, BF16, 7, PlainQuant<Vec>>("neon");
+extern constexpr Kernels neon_kernels = make_kernels<Vec, Widened<Vec, BF16>, 7, PlainQuant<Vec>>("neon");
 
 }  // namespace ridgeline

@@ -51,6 +51,6 @@ struct BF16 {
 }  // namespace
 
 extern constexpr Kernels portable_kernels =
-    make_kernels<Vec, BF16, 3, PlainQuant<Vec>>("portable");
+    make_kernels<Vec, Widened<Vec, BF16>, 3, PlainQuant<Vec>>("portable");
 
 }  // namespace ridgeline

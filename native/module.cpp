@@ -136,7 +136,6 @@ void multiply_rows(const Weights& self, int type, uintptr_t x, int64_t x_size, u
     in.resize(count, self.inputs());
     for (int i = 0; i < count; i++, from += self.inputs() * size_of(t))
       kernels().widen(t, from, in.row(i), self.inputs());
-    if (self.quantised()) in.quantise();
     const Product product{&self, {t, to, self.outputs()}};
     multiply(in, &product, 1);
     to += int64_t(count) * self.outputs() * size_of(t);
@@ -325,5 +324,5 @@ NB_MODULE(_native, m) {
         "Best rate in bytes a second at which the threads read that much memory");
   m.def("kernels", [] { return std::string(kernels().name); }, "Kernels in use");
   m.def("choose_kernels", choose, "name"_a,
-        "Use avx512_vnni, avx512, avx2, neon or portable kernels instead of the fastest");
+        "Use avx512_bf16, avx512_vnni, avx512, avx2, neon or portable kernels instead of the fastest");
 }

@@ -1,11 +1,12 @@
 // The inner loop, written once over two types that each instruction set defines:
 //   V, a vector of kTile floats: load, load_half, store, broadcast, multiply, fma (w * x + sum);
-//   W, weights: pair_bytes (two inputs of a tile) and load<0 or 1>(address of a pair) -> V.
+//   W, weights: pair_bytes (two inputs of a tile), reads_half (whether inputs are bf16), add_pair.
 // Each file that includes this is compiled for one instruction set, so everything here has internal
 // linkage: the linker must never share it.
 //
-// Every sum is one chain: sum = fma(weight[k], x[k], sum) for k = 0, 1, 2, ... It does not depend
-// on how many rows or tiles are computed together, so neither do the bits of the result.
+// Every sum is one chain over the inputs in their order: sum = fma(weight[k], x[k], sum) for k = 0,
+// 1, 2, ..., or two inputs at a time. It does not depend on how many rows or tiles are computed
+// together, so neither do the bits of the result.
 #pragma once
 
 #include <cstring>
@@ -29,12 +30,12 @@ struct F32 {
 };
 
 // Adds the products of one input, the first or the second of a pair.
-template <class V, class W, int Input, int R, int T>
+template <class V, class L, int Input, int R, int T>
 void step(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes, const float* x,
           ptrdiff_t x_stride) {
   V w[T];
   RIDGELINE_UNROLL
-  for (int t = 0; t < T; t++) w[t] = W::template load<Input>(weights + t * tile_bytes);
+  for (int t = 0; t < T; t++) w[t] = L::template load<Input>(weights + t * tile_bytes);
   RIDGELINE_UNROLL
   for (int r = 0; r < R; r++) {
     const V xr = V::broadcast(x + r * x_stride);
@@ -42,6 +43,20 @@ void step(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes, const
     for (int t = 0; t < T; t++) sums[r][t] = V::fma(w[t], xr, sums[r][t]);
   }
 }
+
+// Weights that L::load<0 or 1>(address of a pair) widens to V, times fp32 inputs.
+template <class V, class L>
+struct Widened {
+  static constexpr int pair_bytes = L::pair_bytes;
+  static constexpr bool reads_half = false;
+
+  template <int R, int T>
+  static void add_pair(V (&sums)[R][T], const std::byte* weights, ptrdiff_t tile_bytes,
+                       const float* x, ptrdiff_t x_stride) {
+    step<V, L, 0>(sums, weights, tile_bytes, x, x_stride);
+    step<V, L, 1>(sums, weights, tile_bytes, x + 1, x_stride);
+  }
+};
 
 template <int Bytes, int T>
 void prefetch(const std::byte* ahead, ptrdiff_t tile_bytes) {
@@ -55,8 +70,12 @@ void prefetch(const std::byte* ahead, ptrdiff_t tile_bytes) {
 // R rows times T tiles.
 template <class V, class W, int R, int T>
 void block(const Block& b) {
-  const float* x = b.x;
-  const ptrdiff_t stride = b.x_stride;
+  const auto* x = [&] {
+    if constexpr (W::reads_half)
+      return b.half;
+    else
+      return b.x;
+  }();
   const std::byte* weights = b.weights;
   const std::byte* ahead = b.ahead;
   V sums[R][T];
@@ -67,8 +86,7 @@ void block(const Block& b) {
   for (int k = 0; k < b.inputs; k += 2) {
     if constexpr (R > 1)  // for one row the processor's own prefetcher is faster alone
       prefetch<W::pair_bytes, T>(ahead, b.tile_bytes);
-    step<V, W, 0>(sums, weights, b.tile_bytes, x, stride);
-    step<V, W, 1>(sums, weights, b.tile_bytes, x + 1, stride);
+    W::add_pair(sums, weights, b.tile_bytes, x, b.x_stride);
     weights += W::pair_bytes;
     ahead += b.ahead_step;
     x += 2;
@@ -125,8 +143,9 @@ template <class V, class BF16, int Room, class Quant>
 constexpr Kernels make_kernels(const char* name) {
   Kernels k{};
   k.name = name;
+  k.bf16_inputs = BF16::reads_half;
   k.max_rows = Room - 1 < kMaxRows ? Room - 1 : kMaxRows;
-  fill<V, F32<V>, Room>(k.block[int(Type::f32)]);
+  fill<V, Widened<V, F32<V>>, Room>(k.block[int(Type::f32)]);
   fill<V, BF16, Room>(k.block[int(Type::bf16)]);
   fill_quant<Quant>(k.quant);
   k.widen = widen<V>;

@@ -45,6 +45,15 @@ void Rows::quantise() {
   Pool::instance().each(rows_, rows_ * width_ > kSmall, convert);
 }
 
+void Rows::halve() {
+  if (half_.size() < values_.size()) half_.resize(values_.size());
+  const Kernels& k = kernels();
+  const auto convert = [&](int i) {
+    k.narrow(Type::bf16, row(i), nullptr, half_.data() + i * stride_, stride_);
+  };
+  Pool::instance().each(rows_, rows_ * width_ > kSmall, convert);
+}
+
 Weights::Weights(int outputs, int inputs, Type bias_type, const void* bias)
     : outputs_(outputs), inputs_(inputs), bias_(size_t(tiles()) * kTile) {
   if (bias) kernels().widen(bias_type, bias, bias_.data(), outputs);
@@ -90,6 +99,10 @@ void DenseWeights::unpack(void* weights) const {
   }
 }
 
+Inputs DenseWeights::reads() const {
+  return type_ == Type::bf16 && kernels().bf16_inputs ? Inputs::bf16 : Inputs::f32;
+}
+
 void DenseWeights::multiply(const Rows& x, int first, int end, const Output& y) const {
   for (int row = 0; row < x.rows(); row += kRowGroup) {
     const int rows = std::min(kRowGroup, x.rows() - row);
@@ -106,6 +119,7 @@ void DenseWeights::multiply_group(const Rows& x, int row, int rows, int tile, in
                                   const Output& y) const {
   const Kernels& k = kernels();
   const int blocks = ceil_div(rows, k.max_rows);
+  const bool half = reads() == Inputs::bf16;
   float sums[kRowGroup * kTile * kWidths];
   std::fill_n(sums, rows * width * kTile, 0.0f);
   const std::byte* weights = weights_.get() + tile * tile_bytes_;
@@ -118,8 +132,9 @@ void DenseWeights::multiply_group(const Rows& x, int row, int rows, int tile, in
       const int n = rows / blocks + (b < rows % blocks);
       const ptrdiff_t share = count / 2 * pair_bytes / blocks;
       const std::byte* ahead = blocks == 1 ? w + kAhead : w + count / 2 * pair_bytes + b * share;
-      k.block[int(type_)][n - 1][width - 1]({x.row(row + done) + from, x.stride(), w,
-                                             ptrdiff_t(tile_bytes_), count,
+      k.block[int(type_)][n - 1][width - 1]({x.row(row + done) + from,
+                                             half ? x.half(row + done) + from : nullptr,
+                                             x.stride(), w, ptrdiff_t(tile_bytes_), count,
                                              sums + done * width * kTile, ahead,
                                              pair_bytes / blocks});
       done += n;
@@ -284,7 +299,13 @@ void QuantWeights::multiply(const Rows& x, int first, int end, const Output& y) 
   }
 }
 
-void multiply(const Rows& x, const Product* products, int count) {
+void multiply(Rows& x, const Product* products, int count) {
+  const auto any_reads = [&](Inputs inputs) {
+    return std::any_of(products, products + count,
+                       [&](const Product& p) { return p.weights->reads() == inputs; });
+  };
+  if (any_reads(Inputs::bf16)) x.halve();
+  if (any_reads(Inputs::int8)) x.quantise();
   // Units are runs of tiles of one of the matrices: enough that threads finish together, and of
   // even length, for dense products take two tiles at once.
   int tiles = 0;

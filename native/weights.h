@@ -11,7 +11,8 @@
 namespace ridgeline {
 
 // Rows of inputs: fp32, each padded with zeros to whole strips and more, so that kernels may read
-// past the width and rows do not fall into the same few cache sets. 8-bit copies come on demand.
+// past the width and rows do not fall into the same few cache sets. Copies of fewer bits come on
+// demand.
 class Rows {
  public:
   // Room for so many rows; what they hold afterwards is unspecified, the padding is zero.
@@ -23,14 +24,17 @@ class Rows {
   float* row(int row) { return values_.data() + row * stride_; }
   const float* row(int row) const { return values_.data() + row * stride_; }
 
-  // Makes the 8-bit copies of the present values.
+  // Copies of the present values as 8-bit integers, or as bf16, rounded to nearest even.
   void quantise();
+  void halve();
   const QuantRows& quantised() const { return quantised_; }
+  const uint16_t* half(int row) const { return half_.data() + row * stride_; }
 
  private:
   int rows_ = 0, width_ = 0;
   ptrdiff_t stride_ = 0;
   std::vector<float> values_;
+  std::vector<uint16_t> half_;
   std::vector<int8_t> q_;
   std::vector<float> scales_, totals_;
   std::vector<int32_t> sums_;
@@ -44,6 +48,9 @@ struct Output {
   ptrdiff_t stride;
 };
 
+// Which of the rows' copies a product reads.
+enum class Inputs : int { f32 = 0, bf16 = 1, int8 = 2 };
+
 // Outputs lie in tiles of 16, padded with zeros to whole tiles.
 class Weights {
  public:
@@ -52,8 +59,7 @@ class Weights {
   int inputs() const { return inputs_; }
   int tiles() const { return (outputs_ + kTile - 1) / kTile; }
   virtual size_t bytes() const = 0;
-  // Whether the product reads the 8-bit copies of the rows.
-  virtual bool quantised() const = 0;
+  virtual Inputs reads() const = 0;
   // x * weights^T + bias for the tiles first..end of the outputs. Every row's bits depend on that
   // row alone. Thread-safe.
   virtual void multiply(const Rows& x, int first, int end, const Output& y) const = 0;
@@ -78,7 +84,7 @@ class DenseWeights : public Weights {
                int inputs);
   Type type() const { return type_; }
   size_t bytes() const override { return size_t(tiles()) * tile_bytes_; }
-  bool quantised() const override { return false; }
+  Inputs reads() const override;
   void multiply(const Rows& x, int first, int end, const Output& y) const override;
   // Writes the weights back as [outputs, inputs], dense.
   void unpack(void* weights) const;
@@ -102,7 +108,7 @@ class QuantWeights : public Weights {
   // a multiple of 32. bias of the same type.
   QuantWeights(int bits, Type type, const void* weights, const void* bias, int outputs, int inputs);
   size_t bytes() const override { return size_t(tiles()) * tile_bytes_; }
-  bool quantised() const override { return true; }
+  Inputs reads() const override { return Inputs::int8; }
   void multiply(const Rows& x, int first, int end, const Output& y) const override;
   // Writes the values that the packed weights stand for, as fp32 [outputs, inputs], dense.
   void unpack(float* weights) const;
@@ -130,7 +136,7 @@ struct Product {
   Output y;
 };
 
-// All products at once, on all threads. The rows must be quantised where some weights are.
-void multiply(const Rows& x, const Product* products, int count);
+// All products at once, on all threads; makes the copies of the rows that they read.
+void multiply(Rows& x, const Product* products, int count);
 
 }  // namespace ridgeline
