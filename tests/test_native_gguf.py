@@ -46,10 +46,15 @@ def test_unquantised_files_give_the_model_that_was_written(
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.copy_(parameter.to(stored))
+    exact = eager_logits(model)
     loaded = load_model(str(write_gguf(model, tmp_path / "m.gguf", kind)))
     assert isinstance(loaded.model, NativeModel)
     assert loaded.model.dtype == torch.float16  # of the cache
-    assert (logits(loaded) - eager_logits(model)).abs().max() < 0.05  # of about 15
+    error = (logits(loaded) - exact).abs()
+    if kind == T.BF16:  # inputs may be rounded to bf16 too, as transformers rounds everything
+        assert error.mean() < 0.6 * (eager_logits(model.bfloat16()) - exact).abs().mean()
+    else:
+        assert error.max() < 0.05  # of about 15
 
 
 @pytest.mark.parametrize("kind", [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0])
