@@ -296,9 +296,11 @@ def _check_finite(parts: Seq[_Part], logits: Tensor) -> None:
     Raises:
         UnsupportedModelError: the largest logit there is not a finite number.
     """
+    if all(part.sequence.output_len for part in parts):
+        return
     ends = np.cumsum([len(part.keep) for part in parts])
     first = [end - 1 for part, end in zip(parts, ends, strict=True) if not part.sequence.output_len]
-    if first and not bool(logits[first].amax(1).isfinite().all()):
+    if not bool(logits[first].amax(1).isfinite().all()):
         raise UnsupportedModelError(
             "the model's logits are not finite numbers: its weights are damaged, or too large for "
             "this number format (try --dtype float32)"

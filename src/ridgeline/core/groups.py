@@ -42,6 +42,8 @@ def first_look(groups: Tensor, at_least: int = FIRST_LOOK) -> int:
 
 def argmax(scores: Tensor) -> Tensor:
     """The first of the largest in each row: i64[K] of f32[K,V]."""
+    if scores.device.type == "cpu":  # numpy's is several times as fast as torch's
+        return torch.from_numpy(scores.numpy().argmax(1))
     groups = grouped(scores)
     best = groups.amax(2).argmax(1, keepdim=True)
     return best[:, 0] * GROUP + look_into(groups, best)[:, 0].argmax(1)
