@@ -143,7 +143,7 @@ def test_drafts_are_those_of_the_head_alone(
             found.append(int(proposal.tokens[node]))
         assert found == chain[: len(found)]
         checked += len(found)
-    assert checked > 100
+    assert checked > 80
 
 
 def alone(network: Any, target: LoadedModel, tokens: list[int], hidden: Tensor) -> Any:

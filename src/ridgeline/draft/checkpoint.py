@@ -260,7 +260,7 @@ def absolute_ids(files: HeadFiles, d2t: Tensor | None, target: LoadedModel) -> T
     if d2t is None:
         return None
     ids = d2t.long() + torch.arange(len(d2t))
-    if len(ids.unique()) < len(ids) or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
+    if len({*ids.tolist()}) < len(ids) or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
         raise ConfigError(
             f"{files.path}: d2t names ids outside 0..{target.vocab_size - 1} or twice; use a head "
             f"made for {target.name}"

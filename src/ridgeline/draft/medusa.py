@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -41,13 +41,24 @@ class MedusaHeads(nn.Module):
             nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(blocks)) for _ in range(heads)
         )
         self.heads = nn.ModuleList(
-            nn.Linear(hidden, vocab_size, bias=False) for _ in range(heads if vocab_size else 0)
+            nn.Linear(hidden, vocab_size or 1, bias=False)
+            for _ in range(heads if vocab_size else 0)
         )
+
+    @property
+    def layers(self) -> list[list[nn.Linear]]:
+        """The residual blocks of each head."""
+        return [list(cast("nn.ModuleList", blocks)) for blocks in self.blocks]  # type: ignore[arg-type]
+
+    @property
+    def lm_heads(self) -> list[nn.Linear]:
+        """The heads' own LM heads; none where they share the target's."""
+        return list(self.heads)  # type: ignore[arg-type]
 
     def hidden(self, x: Tensor) -> Tensor:
         """[K,T,H] for final hidden states [T,H]."""
         states = []
-        for blocks in self.blocks:
+        for blocks in self.layers:
             y = x
             for block in blocks:
                 y = y + F.silu(block(y))
@@ -67,7 +78,7 @@ class MedusaDrafter:
         self.needs = Needs(features=(len(target.layers),))
         self._context = context
         self._draft_ids = draft_ids
-        self._heads = len(network.blocks)
+        self._heads = len(network.layers)
         self._run = _runner(network, context)
         self._hidden: dict[int, Tensor] = {}  # per sequence: [H] of the last token but one
 
@@ -124,10 +135,10 @@ def _runner(network: MedusaHeads, context: DraftContext) -> Any:
     def run(hidden: Tensor) -> Tensor:
         states = network.hidden(hidden.to(dtype))
         if network.heads:
-            pairs = zip(network.heads, states, strict=True)
+            pairs = zip(network.lm_heads, states, strict=True)
             return torch.stack([head(state) for head, state in pairs], 1).float()
         flat = target.unembed(states.transpose(0, 1).flatten(0, 1))
-        return flat.unflatten(0, (len(hidden), -1))
+        return flat.view(len(hidden), -1, flat.shape[-1])
 
     return run
 
@@ -141,8 +152,8 @@ class _NativeHeads:
         def matrix(linear: nn.Linear) -> Any:
             return pack(linear, bits if linear.in_features % 32 == 0 else None)
 
-        self._blocks = [[matrix(block) for block in blocks] for blocks in network.blocks]
-        self._heads = [matrix(head) for head in network.heads]
+        self._blocks = [[matrix(block) for block in blocks] for blocks in network.layers]
+        self._heads = [matrix(head) for head in network.lm_heads]
         self._target = context.target.model
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -156,7 +167,7 @@ class _NativeHeads:
             pairs = zip(self._heads, states, strict=True)
             return torch.stack([product(head, state) for head, state in pairs], 1)
         flat = self._target.unembed(torch.stack(states, 1).flatten(0, 1))
-        return flat.unflatten(0, (len(hidden), -1))
+        return flat.view(len(hidden), -1, flat.shape[-1])
 
 
 @register("medusa")
@@ -194,7 +205,7 @@ def load_medusa(files: HeadFiles, target: LoadedModel) -> tuple[MedusaHeads, Ten
             raise ModelLoadError(f"{files.path} holds {name}, which is no part of Medusa heads")
     if not blocks:
         raise ModelLoadError(f"{files.path} holds no Medusa heads (0.0.linear.weight, ...)")
-    count, depth = (1 + max(key[i] for key in blocks) for i in (0, 1))
+    count, depth = 1 + max(i for i, _, _ in blocks), 1 + max(j for _, j, _ in blocks)
     width = hidden_size(target)
     if ids is not None and not heads:
         rows = target.model.head_rows(ids)

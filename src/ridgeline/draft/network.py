@@ -100,7 +100,10 @@ class RecurrentHead(nn.Module):
 
     def hidden_from(self, features: Tensor) -> Tensor:
         """[T,H]: the hidden states that true features [T, layers x target_hidden] stand for."""
-        return features if self.fuse is None else self.fuse(features)
+        if self.fuse is None:
+            return features
+        fused: Tensor = self.fuse(features)
+        return fused
 
     def inputs(self, embedding: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What the layer's residual starts from [T,H], and what its attention reads [T,wide]."""
@@ -131,8 +134,9 @@ class RecurrentHead(nn.Module):
         value = self.value(read).view(count, -1, dim)
         query, key = _rotate(query, cos[0], sin[0]), _rotate(key, cos[0], sin[0])
         y = x + self.output(attend(query, key, value).flatten(1))
-        z = self.mlp_norm(y)
-        return y + self.down(F.silu(self.gate(z)) * self.up(z))
+        z = _normed(self.mlp_norm, y)
+        carried: Tensor = y + self.down(F.silu(self.gate(z)) * self.up(z))
+        return carried
 
     def normed(self, carried: Tensor) -> Tensor:
         """[T,H]: what the LM head reads, the target's or its own."""
@@ -143,8 +147,11 @@ class RecurrentHead(nn.Module):
         return self.normed(carried) if self.shape.carries_normed else carried
 
 
-def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
-    return x if norm is None else norm(x)
+def _normed(norm: nn.RMSNorm | None, x: Tensor) -> Tensor:
+    if norm is None:
+        return x
+    result: Tensor = norm(x.to(norm.weight.dtype))  # bf16 where training autocasts
+    return result
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

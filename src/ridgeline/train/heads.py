@@ -48,7 +48,7 @@ def new_task(
     torch.manual_seed(seed)
     if method == "medusa":
         medusa = MedusaHeads(steps, 1, width, None)
-        for blocks in medusa.blocks:
+        for blocks in medusa.layers:
             for block in blocks:
                 nn.init.zeros_(block.weight)  # so that training starts from the LM head itself
         return Task(medusa, (layers,), layers, lambda batch: medusa_losses(medusa, head, batch))
@@ -115,15 +115,15 @@ def save_head(
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {"d2t": ids - torch.arange(len(ids))}
     if isinstance(network, MedusaHeads):
-        for i, blocks in enumerate(network.blocks):
+        for i, blocks in enumerate(network.layers):
             for j, block in enumerate(blocks):
                 tensors[f"{i}.{j}.linear.weight"] = block.weight.bfloat16()
                 tensors[f"{i}.{j}.linear.bias"] = block.bias.bfloat16()
             if not compact:
                 tensors[f"{i}.{len(blocks)}.weight"] = target.model.head_rows(ids).bfloat16()
         config: dict[str, Any] = {
-            "medusa_num_heads": len(network.blocks),
-            "medusa_num_layers": len(network.blocks[0]),
+            "medusa_num_heads": len(network.layers),
+            "medusa_num_layers": len(network.layers[0]),
         }
     else:
         assert isinstance(network, RecurrentHead)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,10 @@ WARMUP = 0.03
 """Share of the steps over which the learning rate rises."""
 PATIENCE = 4
 """Evaluations without a better one after which training ends."""
+
+
+Figures = dict[str, Any]
+"""Loss, acceptance at each position given those before, tokens a step if greedy."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,9 @@ class Task:
     losses: Callable[[Batch], Losses]
 
 
-def train(task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: TrainOptions) -> dict:
+def train(
+    task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: TrainOptions
+) -> Figures:
     """Trains the network in place to its best evaluation; returns figures for the provenance.
 
     `out/checkpoint.pt` holds everything that a continued run needs to give the same result as one
@@ -64,7 +71,7 @@ def train(task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: Tr
     """
     texts = np.random.default_rng(o.seed).permutation(len(store))
     count = max(1, round(len(texts) * o.held_out))
-    held_out, used = texts[:count], texts[count:]
+    held_out, used = texts[:count].tolist(), texts[count:].tolist()
     batches = _Batches(task, store, target, o)
     parameters = [p for p in task.network.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, o.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -84,7 +91,7 @@ def train(task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: Tr
             for chosen in order[start:]:
                 losses = _forward(task, batches.make(chosen))
                 optimiser.zero_grad(set_to_none=True)
-                losses.total.backward()
+                losses.total.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimiser.step()
                 schedule.step()
@@ -104,9 +111,9 @@ def train(task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: Tr
             else:
                 continue
             break
-    if state.best is None or state.step % every:
-        state.record(evaluate(task, batches, held_out))
     state.save()
+    if state.best is None or state.step % every:  # not saved: a continued run would not have it
+        state.record(evaluate(task, batches, held_out))
     assert state.best is not None
     task.network.load_state_dict(state.best)
     return {
@@ -119,7 +126,7 @@ def train(task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: Tr
 
 
 @torch.no_grad()
-def evaluate(task: Task, batches: _Batches, texts: Sequence[int]) -> dict:
+def evaluate(task: Task, batches: _Batches, texts: Sequence[int]) -> Figures:
     """Loss and acceptance per position on texts that training does not see."""
     loss, passed, reached = 0.0, np.zeros(0), np.zeros(0)
     groups = batches.group(texts)
@@ -137,7 +144,7 @@ def evaluate(task: Task, batches: _Batches, texts: Sequence[int]) -> dict:
 
 
 def _forward(task: Task, batch: Batch) -> Losses:
-    fast = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     with torch.autocast("cpu", torch.bfloat16) if fast else nullcontext():
         return task.losses(batch)
 
@@ -153,7 +160,7 @@ class _Batches:
     def order(self, texts: Sequence[int], epoch: int) -> list[list[int]]:
         """The epoch's batches of texts."""
         rng = np.random.default_rng((self._o.seed, epoch))
-        groups = self.group(rng.permutation(texts))
+        groups = self.group(rng.permutation(texts).tolist())
         return [groups[i] for i in rng.permutation(len(groups))]
 
     def group(self, texts: Sequence[int]) -> list[list[int]]:
@@ -185,12 +192,14 @@ class _Batches:
             )
 
         tokens = stack(torch.from_numpy(store.tokens[lo:hi].astype(np.int64)) for lo, hi in spans)
-        weight = stack(torch.from_numpy(store.weights[lo:hi]).float() for lo, hi in spans)
+        weight = stack(
+            torch.from_numpy(store.weights[lo:hi].astype(np.float32)) for lo, hi in spans
+        )
         # What follows a token is learned where the target wrote what follows.
         weight = torch.cat([weight[:, 1:], torch.zeros_like(weight[:, :1])], 1)
         return Batch(
             tokens=tokens,
-            embedding=self._target.model.embed(tokens.flatten()).float().unflatten(0, tokens.shape),
+            embedding=self._target.model.embed(tokens.flatten()).float().view(*tokens.shape, -1),
             features=stack(store.hidden(task.features, lo, hi) for lo, hi in spans),
             final=stack(store.hidden((task.final,), lo, hi) for lo, hi in spans),
             weight=weight,
@@ -200,14 +209,19 @@ class _Batches:
 class _State:
     """Everything that a continued run needs."""
 
-    def __init__(self, network: nn.Module, optimiser: object, schedule: object, file: Path) -> None:
-        self._parts = {"network": network, "optimiser": optimiser, "schedule": schedule}
+    def __init__(self, network: nn.Module, optimiser: Any, schedule: Any, file: Path) -> None:
+        self._parts: dict[str, Any] = {
+            "network": network,
+            "optimiser": optimiser,
+            "schedule": schedule,
+        }
         self._file = file
         self.step, self.seconds, self.since_best = 0, 0.0, 0
         self.best: dict[str, Tensor] | None = None
-        self.figures: dict = {}
+        self.figures: Figures = {}
 
-    def record(self, figures: dict) -> None:
+    def record(self, figures: Figures) -> None:
+        """Keeps the network if it is the best so far."""
         if not self.figures or figures["tokens_per_step"] > self.figures["tokens_per_step"]:
             network = self._parts["network"]
             self.best = {name: t.detach().clone() for name, t in network.state_dict().items()}
@@ -216,6 +230,7 @@ class _State:
             self.since_best += 1
 
     def save(self) -> None:
+        """Writes everything to the file, whole or not at all."""
         own = {
             name: getattr(self, name)
             for name in ("step", "seconds", "since_best", "best", "figures")
@@ -225,6 +240,7 @@ class _State:
         temporary.replace(self._file)
 
     def load(self) -> None:
+        """Goes on from the file, if there is one."""
         if self._file.is_file():
             kept = torch.load(self._file, weights_only=True)
             for name, part in self._parts.items():
@@ -240,7 +256,7 @@ def _rate(share: float) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min((share - WARMUP) / (1 - WARMUP), 1)))
 
 
-def _line(epoch: int, figures: dict) -> str:
+def _line(epoch: int, figures: Figures) -> str:
     positions = " ".join(f"{a:.2f}" for a in figures["acceptance"])
     return (
         f"epoch {epoch + 1}: loss {figures['loss']:.3f}, accepted at each position {positions}, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.progress import Progress
 
@@ -62,7 +63,7 @@ def _walk(files: Sequence[Path]) -> Iterator[Path]:
         yield from sorted(f for f in file.rglob("*") if f.is_file()) if file.is_dir() else [file]
 
 
-def _conversation(line: dict, target: LoadedModel) -> Text:
+def _conversation(line: dict[str, Any], target: LoadedModel) -> Text:
     if "messages" not in line:
         tokens = target.encode_text(str(line["text"]))
         return Text(tokens, len(tokens))
