@@ -42,14 +42,18 @@ void Decoder::forward(const Pass& pass) {
   const int rows = pass.rows, hidden = shape_.hidden, dim = shape_.dim;
   locate(pass);
   hidden_.resize(rows, hidden);
-  normed_.resize(rows, hidden);
   for (int i = 0; i < rows; i++)
     std::memcpy(hidden_.row(i), pass.embeddings + size_t(i) * hidden, hidden * sizeof(float));
 
+  const auto norm_row = [&](const Vector& weight, int from, float* to) {
+    if (weight.empty())
+      std::memcpy(to, hidden_.row(from), hidden * sizeof(float));
+    else
+      k.rms_norm(hidden_.row(from), weight.data(), shape_.eps, to, hidden);
+  };
   const auto normalise = [&](const Vector& weight) {
-    each_row(rows, [&](int i) {
-      k.rms_norm(hidden_.row(i), weight.data(), shape_.eps, normed_.row(i), hidden);
-    });
+    normed_.resize(rows, hidden);
+    each_row(rows, [&](int i) { norm_row(weight, i, normed_.row(i)); });
   };
   const auto add = [&] {
     each_row(rows, [&](int i) {
@@ -66,7 +70,14 @@ void Decoder::forward(const Pass& pass) {
   for (size_t index = 0; index < layers_.size(); index++) {
     const DecoderLayer& layer = layers_[index];
     keep_feature(pass.features[index], hidden_);
-    normalise(layer.attention_norm);
+    if (index == 0 && pass.inputs) {
+      normed_.resize(rows, shape_.input);
+      for (int i = 0; i < rows; i++)
+        std::memcpy(normed_.row(i), pass.inputs + size_t(i) * shape_.input,
+                    shape_.input * sizeof(float));
+    } else {
+      normalise(layer.attention_norm);
+    }
     project(normed_, {{&layer.query, &query_}, {&layer.key, &key_}, {&layer.value, &value_}});
     each_row(rows, [&](int i) {
       for (int h = 0; h < shape_.heads; h++) {
@@ -103,11 +114,10 @@ void Decoder::forward(const Pass& pass) {
     normalise(norm_);
     keep_feature(pass.features[layers_.size()], normed_);
   }
+  keep_feature(pass.features[layers_.size() + 1], hidden_);
   if (pass.kept == 0) return;
   kept_.resize(pass.kept, hidden);
-  each_row(pass.kept, [&](int i) {
-    k.rms_norm(hidden_.row(int(pass.keep[i])), norm_.data(), shape_.eps, kept_.row(i), hidden);
-  });
+  each_row(pass.kept, [&](int i) { norm_row(norm_, int(pass.keep[i]), kept_.row(i)); });
   const Product product{head_.get(), {Type::f32, pass.logits, head_->outputs()}};
   multiply(kept_, &product, 1);
 }

@@ -16,13 +16,14 @@ using SharedWeights = std::shared_ptr<const Weights>;
 
 struct DecoderShape {
   int hidden, heads, kv_heads, dim;
+  int input;  // what the first layer's attention reads: hidden, unless a pass brings `inputs`
   float eps;
   Vector inverse_frequencies;  // [dim / 2]
   float rotary_scale;          // of sines and cosines
 };
 
 struct DecoderLayer {
-  Vector attention_norm, mlp_norm;  // [hidden]
+  Vector attention_norm, mlp_norm;  // [hidden]; the former may be empty: no norm
   Vector query_norm, key_norm;      // [dim], or empty
   SharedWeights query, key, value, output, gate, up, down;
   int window;  // positions that a token sees, itself included; 0: all
@@ -45,6 +46,7 @@ struct LayerCache {
 
 struct Pass {
   const float* embeddings;  // [rows, hidden]
+  const float* inputs;      // [rows, input]: what the first layer's attention reads; or null
   const int64_t* positions; // [rows]
   const Span* spans;
   int span_count;
@@ -54,9 +56,9 @@ struct Pass {
   const int64_t* keep;  // [kept]: rows that need logits
   int kept;
   float* logits;  // [kept, outputs of the head]
-  // Hidden states asked for: features[i] is null or takes [rows, hidden] of the input of layer i;
-  // the last one takes what the final norm gives.
-  float* const* features;  // [layers + 1]
+  // Hidden states asked for: features[i] is null or takes [rows, hidden] of the input of layer i,
+  // the next one what the final norm gives, the last one what it is given.
+  float* const* features;  // [layers + 2]
 };
 
 class Decoder {
@@ -68,6 +70,7 @@ class Decoder {
   const DecoderShape& shape() const { return shape_; }
   const std::vector<DecoderLayer>& layers() const { return layers_; }
   const Weights& head() const { return *head_; }
+  int inputs(size_t layer) const { return layer ? shape_.hidden : shape_.input; }
 
   void forward(const Pass& pass);
 
@@ -86,7 +89,7 @@ class Decoder {
 
   DecoderShape shape_;
   std::vector<DecoderLayer> layers_;
-  Vector norm_;
+  Vector norm_;  // may be empty: no norm
   SharedWeights head_;
 
   std::mutex turn_;  // the rows below are one pass's

@@ -145,11 +145,23 @@ void multiply_rows(const Weights& self, int type, uintptr_t x, int64_t x_size, u
 void unpack(const Weights& self, uintptr_t to, int64_t size) {
   require(size == int64_t(self.outputs()) * self.inputs(),
           "the space for the weights has another size than the matrix");
-  if (const auto* dense = dynamic_cast<const DenseWeights*>(&self))
+  if (const auto* dense = dynamic_cast<const DenseWeights*>(&self)) {
     dense->unpack(checked_address(to, size_of(dense->type())));
-  else
-    static_cast<const QuantWeights&>(self).unpack(
-        static_cast<float*>(checked_address(to, sizeof(float))));
+  } else {
+    auto* values = static_cast<float*>(checked_address(to, sizeof(float)));
+    for (int i = 0; i < self.outputs(); i++) self.row(i, values + int64_t(i) * self.inputs());
+  }
+}
+
+void rows(const Weights& self, const Array<int64_t>& outputs, uintptr_t to, int64_t size) {
+  require(size == int64_t(outputs.size()) * self.inputs(),
+          "the space for the rows has another size than they have");
+  for (size_t i = 0; i < outputs.size(); i++)
+    require(outputs.data()[i] >= 0 && outputs.data()[i] < self.outputs(), "a row is out of range");
+  if (size == 0) return;
+  auto* values = static_cast<float*>(checked_address(to, sizeof(float)));
+  for (size_t i = 0; i < outputs.size(); i++)
+    self.row(int(outputs.data()[i]), values + int64_t(i) * self.inputs());
 }
 
 Vector vector(const Array<float>& from, int64_t size) {
@@ -163,14 +175,16 @@ Vector optional_vector(const Array<float>& from, int64_t size) {
   return from.size() ? vector(from, size) : Vector();
 }
 
-void make_decoder(Decoder* self, int hidden, int heads, int kv_heads, int dim, float eps,
+void make_decoder(Decoder* self, int hidden, int input, int heads, int kv_heads, int dim, float eps,
                   const Array<float>& inverse_frequencies, float rotary_scale) {
-  require(hidden >= 1 && hidden <= kMaxSide && heads >= 1 && kv_heads >= 1 &&
+  require(hidden >= 1 && hidden <= kMaxSide && input >= 1 && input <= kMaxSide,
+          "the hidden size and the inputs must be at least 1");
+  require(heads >= 1 && kv_heads >= 1 &&
               heads % kv_heads == 0 && heads <= 1 << 16,
           "the heads must be a multiple of the key heads");
   require(dim >= kTile && dim % kTile == 0 && dim <= 1 << 12,
           "a head's dimension must be a multiple of 16");
-  new (self) Decoder({hidden, heads, kv_heads, dim, eps, vector(inverse_frequencies, dim / 2),
+  new (self) Decoder({hidden, heads, kv_heads, dim, input, eps, vector(inverse_frequencies, dim / 2),
                       rotary_scale});
 }
 
@@ -180,25 +194,28 @@ void add_layer(Decoder& self, const Array<float>& attention_norm, const Array<fl
   const DecoderShape& s = self.shape();
   require(weights.size() == 7, "a layer has seven matrices: q, k, v, o, gate, up, down");
   const int wide = weights[4]->outputs(), q = s.heads * s.dim, kv = s.kv_heads * s.dim;
-  const int shapes[7][2] = {{q, s.hidden},    {kv, s.hidden},   {kv, s.hidden}, {s.hidden, q},
+  const int input = self.inputs(self.layers().size());
+  const int shapes[7][2] = {{q, input},       {kv, input},      {kv, input},    {s.hidden, q},
                             {wide, s.hidden}, {wide, s.hidden}, {s.hidden, wide}};
   for (int i = 0; i < 7; i++)
     require(weights[i]->outputs() == shapes[i][0] && weights[i]->inputs() == shapes[i][1],
             "matrix " + std::to_string(i) + " of a layer must be " + std::to_string(shapes[i][0]) +
                 " x " + std::to_string(shapes[i][1]));
   require(window >= 0, "a window is at least 0");
-  self.add_layer({vector(attention_norm, s.hidden), vector(mlp_norm, s.hidden),
+  self.add_layer({optional_vector(attention_norm, s.hidden), vector(mlp_norm, s.hidden),
                   optional_vector(query_norm, s.dim), optional_vector(key_norm, s.dim), weights[0],
                   weights[1], weights[2], weights[3], weights[4], weights[5], weights[6], window});
 }
 
 void finish(Decoder& self, const Array<float>& norm, const std::shared_ptr<Weights>& head) {
   require(head->inputs() == self.shape().hidden, "the head's inputs are not the hidden size");
-  self.finish(vector(norm, self.shape().hidden), head);
+  self.finish(optional_vector(norm, self.shape().hidden), head);
 }
 
-// caches: addresses of keys, then of values, of each layer; features: addresses or 0.
-void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size,
+// caches: addresses of keys, then of values, of each layer; features: addresses or 0; inputs: an
+// address, or 0 for those computed from the embeddings.
+void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintptr_t inputs,
+             int64_t inputs_size,
              const Array<int64_t>& positions,
              const Array<int32_t>& sizes, const Array<int32_t>& trunks,
              const Array<int64_t>& kv_lens, const Array<int64_t>& slots,
@@ -212,8 +229,11 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size,
   require(embeddings_size == int64_t(rows) * self.shape().hidden &&
               logits_size == int64_t(keep.size()) * self.head().outputs(),
           "a pass needs an embedding a row and logits for every kept row");
-  require(caches.size() == 2 * layers && features.size() == layers + 1,
-          "a pass needs keys and values of every layer, and a feature address more than layers");
+  require(inputs ? inputs_size == int64_t(rows) * self.shape().input
+                 : self.shape().input == self.shape().hidden,
+          "a pass needs inputs of the first layer as wide as it reads");
+  require(caches.size() == 2 * layers && features.size() == layers + 2,
+          "a pass needs keys and values of every layer, and two feature addresses more than layers");
   const Type type = checked_type(cache_type, 3);
   std::vector<Span> spans;
   size_t row = 0, slot = 0;
@@ -247,10 +267,12 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size,
          static_cast<std::byte*>(
              checked_address(uintptr_t(caches.data()[2 * i + 1]), size_of(type)))});
   std::vector<float*> wanted;
-  for (size_t i = 0; i <= layers; i++)
+  for (size_t i = 0; i < layers + 2; i++)
     wanted.push_back(reinterpret_cast<float*>(features.data()[i]));
   Pass pass;
   pass.embeddings = static_cast<const float*>(checked_address(embeddings, sizeof(float)));
+  pass.inputs =
+      inputs ? static_cast<const float*>(checked_address(inputs, sizeof(float))) : nullptr;
   pass.positions = positions.data();
   pass.spans = spans.data();
   pass.span_count = int(count);
@@ -295,6 +317,8 @@ NB_MODULE(_native, m) {
       .def("multiply", multiply_rows, release(), "y = x @ weights.T + bias; sizes count elements")
       .def("unpack", unpack, release(), "Write the weights to an address: dense ones in their type, "
                                         "quantised ones as fp32")
+      .def("rows", rows, "outputs"_a, "to"_a, "size"_a,
+           "Write the weights of some outputs as fp32 to an address")
       .def_prop_ro("outputs", &Weights::outputs)
       .def_prop_ro("inputs", &Weights::inputs)
       .def_prop_ro("nbytes", &Weights::bytes, "Memory that the packed weights take");
@@ -310,12 +334,13 @@ NB_MODULE(_native, m) {
   m.def("packs_gguf", [](int number) { return block_type(number) != nullptr; }, "type"_a,
         "Whether from_gguf and gguf_rows know a type");
   nb::class_<Decoder>(m, "Decoder", "The layers and the head of a model of the Llama family")
-      .def("__init__", make_decoder, "hidden"_a, "heads"_a, "kv_heads"_a, "dim"_a, "eps"_a,
+      .def("__init__", make_decoder, "hidden"_a, "input"_a, "heads"_a, "kv_heads"_a, "dim"_a, "eps"_a,
            "inverse_frequencies"_a, "rotary_scale"_a)
       .def("add_layer", add_layer, "attention_norm"_a, "mlp_norm"_a, "query_norm"_a, "key_norm"_a,
            "weights"_a, "window"_a)
       .def("finish", finish, "norm"_a, "head"_a)
-      .def("forward", forward, "embeddings"_a, "embeddings_size"_a, "positions"_a, "sizes"_a, "trunks"_a, "kv_lens"_a,
+      .def("forward", forward, "embeddings"_a, "embeddings_size"_a,
+           "inputs"_a, "inputs_size"_a, "positions"_a, "sizes"_a, "trunks"_a, "kv_lens"_a,
            "slots"_a, "parents"_a, "caches"_a, "cache_type"_a, "cache_slots"_a, "keep"_a,
            "logits"_a, "logits_size"_a, "features"_a);
   m.def("set_threads", set_threads, "threads"_a, release(), "Size the pool of threads");

@@ -89,6 +89,15 @@ DenseWeights::DenseWeights(Type type, const void* weights, size_t stride, const 
   });
 }
 
+void DenseWeights::row(int output, float* to) const {
+  const std::byte* from = weights_.get() + output / kTile * tile_bytes_ + output % kTile * 4;
+  const int word = int(4 / size_of(type_));
+  for (int i = 0; i < inputs_; i++) {
+    const std::byte* at = from + i / word * 4 * kTile + i % word * size_of(type_);
+    kernels().widen(type_, at, to + i, 1);
+  }
+}
+
 void DenseWeights::unpack(void* weights) const {
   const size_t row_bytes = inputs_ * size_of(type_);
   for (int n = 0; n < outputs_; n++) {
@@ -273,13 +282,12 @@ void QuantWeights::get(int output, int strip, Strip& to) const {
   if (format().affine) to.minimum = int8_t(from.minima[lane]);
 }
 
-void QuantWeights::unpack(float* weights) const {
+void QuantWeights::row(int output, float* to) const {
   Strip strip;
-  for (int output = 0; output < outputs_; output++)
-    for (int s = 0; s < inputs_ / kStrip; s++) {
-      get(output, s, strip);
-      for (int i = 0; i < kStrip; i++) *weights++ = strip.value(i, format().offset());
-    }
+  for (int s = 0; s < inputs_ / kStrip; s++) {
+    get(output, s, strip);
+    for (int i = 0; i < kStrip; i++) *to++ = strip.value(i, format().offset());
+  }
 }
 
 void QuantWeights::multiply(const Rows& x, int first, int end, const Output& y) const {

@@ -60,6 +60,8 @@ class Weights {
   int tiles() const { return (outputs_ + kTile - 1) / kTile; }
   virtual size_t bytes() const = 0;
   virtual Inputs reads() const = 0;
+  // The weights of one output, as fp32 [inputs].
+  virtual void row(int output, float* to) const = 0;
   // x * weights^T + bias for the tiles first..end of the outputs. Every row's bits depend on that
   // row alone. Thread-safe.
   virtual void multiply(const Rows& x, int first, int end, const Output& y) const = 0;
@@ -85,8 +87,9 @@ class DenseWeights : public Weights {
   Type type() const { return type_; }
   size_t bytes() const override { return size_t(tiles()) * tile_bytes_; }
   Inputs reads() const override;
+  void row(int output, float* to) const override;
   void multiply(const Rows& x, int first, int end, const Output& y) const override;
-  // Writes the weights back as [outputs, inputs], dense.
+  // Writes the weights back as [outputs, inputs] in their type, dense.
   void unpack(void* weights) const;
 
  private:
@@ -109,10 +112,8 @@ class QuantWeights : public Weights {
   QuantWeights(int bits, Type type, const void* weights, const void* bias, int outputs, int inputs);
   size_t bytes() const override { return size_t(tiles()) * tile_bytes_; }
   Inputs reads() const override { return Inputs::int8; }
+  void row(int output, float* to) const override;
   void multiply(const Rows& x, int first, int end, const Output& y) const override;
-  // Writes the values that the packed weights stand for, as fp32 [outputs, inputs], dense.
-  void unpack(float* weights) const;
-
  private:
   const Format& format() const { return kFormats[format_]; }
   void allocate();

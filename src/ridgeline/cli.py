@@ -24,6 +24,7 @@ except KeyboardInterrupt:  # half of the program's start, before `main` can see 
 from ridgeline.core.params import SamplingParams
 from ridgeline.errors import ConfigError, DraftError, OutOfBlocksError, RidgelineError
 from ridgeline.output import report
+from ridgeline.train import METHODS
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 
 _MODEL, _DRAFTS, _SAMPLING, _ENDING = "Model", "Speculation", "Sampling", "Ending"
+_DATA, _LEARNING = "Data", "Training"
 
 
 def _option(help: str, panel: str, **rest: Any) -> Any:
@@ -275,6 +277,62 @@ def demo(
             console.save_svg(str(svg), title="ridgeline demo")
         except OSError as error:
             raise ConfigError(f"cannot write the picture {svg}: {error.strerror}") from None
+
+
+@app.command()
+def train(
+    method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(METHODS)}.")],
+    out: Annotated[Path, typer.Option(help="Folder for the head, and for work in progress.")],
+    model: Model = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    data: Annotated[
+        list[Path] | None,
+        _option("Text, code, a folder of them, or FILE.jsonl of messages; repeatable.", _DATA),
+    ] = None,
+    distill: Annotated[
+        str | None,
+        _option("Prompts that the model answers itself: a file, or `default`.", _DATA),
+    ] = None,
+    answers: Annotated[int, _option("Answers to each prompt.", _DATA)] = 3,
+    answer_tokens: Annotated[int, _option("Longest answer.", _DATA)] = 256,
+    cache_gb: Annotated[float, _option("Room for hidden states on disk.", _DATA)] = 20.0,
+    steps: Annotated[int, _option("Positions ahead to train on.", _LEARNING)] = 5,
+    draft_vocab: Annotated[int, _option("Most frequent ids, to draft from.", _LEARNING)] = 8192,
+    intermediate: Annotated[
+        int | None, _option("Width of the MLP.", _LEARNING, show_default="8/3 of the hidden size")
+    ] = None,
+    epochs: Annotated[int, _option("Passes over the data.", _LEARNING)] = 8,
+    learning_rate: Annotated[float, _option("Highest learning rate.", _LEARNING)] = 1e-3,
+    minutes: Annotated[
+        float | None, _option("Stop training after so long.", _LEARNING, show_default="never")
+    ] = None,
+    seed: Annotated[int, _option("Of data, weights and order.", _LEARNING)] = 0,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Leave out the LM head, which is the model's own.")
+    ] = False,
+) -> None:
+    """Train a draft head for a model; the same command goes on where it was interrupted."""
+    from ridgeline.loading import load_llm
+    from ridgeline.train.command import Job, run_training
+    from ridgeline.train.run import TrainOptions
+
+    job = Job(
+        method,
+        out,
+        tuple(data or ()),
+        distill,
+        answers,
+        answer_tokens,
+        steps,
+        draft_vocab,
+        intermediate,
+        cache_gb,
+        compact,
+    )
+    options = TrainOptions(epochs=epochs, learning_rate=learning_rate, minutes=minutes, seed=seed)
+    run_training(load_llm(model, dtype=dtype, device=device, threads=threads), job, options)
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """Drafters: one file a method. Importing the package registers those that ship with it."""
 
-from ridgeline.draft import model, ngram, none
+from ridgeline.draft import eagle, eagle3, medusa, model, mtp, ngram, none
 from ridgeline.draft.base import (
     DraftContext,
     Drafter,
@@ -24,7 +24,11 @@ __all__ = [
     "Observation",
     "create_drafter",
     "drafter_names",
+    "eagle",
+    "eagle3",
+    "medusa",
     "model",
+    "mtp",
     "ngram",
     "none",
     "register",

@@ -18,19 +18,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ridgeline.core.batch import Entry, pack
-from ridgeline.core.noise import GROUP, Stream, gumbel
-from ridgeline.core.sampling import Rows, draw_drafts, noise_keys
+from ridgeline.core.sampling import Rows, draw_drafts
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
+from ridgeline.draft.candidates import SIBLINGS, candidates
 from ridgeline.errors import ConfigError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel, load_model
 
-CANDIDATES = 32
-"""Likeliest tokens of a draft's distribution among which siblings are looked for."""
-SIBLINGS = 1 / 3
-"""Siblings are drafted down to this share of the confidence at which a chain ends."""
 SAMPLES = ("Hello, world! 1234", "def f(x):\n    return x**2  # é", "自然语言 🙂 naïve")
 """Texts that equal tokenizers encode alike: a vocabulary alone does not show how it is used."""
 
@@ -152,7 +148,7 @@ class ModelDrafter:
         drawn = tokens.tolist()
         if not all(chain.needs_q for chain in chains):
             for chain, token, ids, scores in zip(
-                chains, drawn, *_candidates(logits[:, :vocab_size], rows), strict=True
+                chains, drawn, *candidates(logits[:, :vocab_size], rows), strict=True
             ):
                 chain.weigh(token, ids, scores)
         for i, (chain, token) in enumerate(zip(chains, drawn, strict=True)):
@@ -233,29 +229,6 @@ class _Chain:
         tokens = [*self.tokens, *(token for _, _, token in siblings)]
         parents = [*range(-1, len(self.tokens) - 1), *(parent for _, parent, _ in siblings)]
         return DraftProposal(np.array(tokens, np.int64), np.array(parents, np.int32))
-
-
-def _candidates(logits: Tensor, rows: Sequence[Rows]) -> tuple[list[list[int]], list[list[float]]]:
-    """Ids and scores [A,CANDIDATES] of the likeliest tokens of f32[A,V].
-
-    The scores are log-probabilities among these candidates; where a request samples, with the noise
-    that the target will draw with.
-    """
-    top = logits.topk(min(CANDIDATES, logits.shape[1]))
-    greedy = [r.params.greedy for r in rows]
-    temperature = torch.tensor(
-        [1.0 if g else r.params.temperature for g, r in zip(greedy, rows, strict=True)],
-        dtype=torch.float64,
-        device=logits.device,
-    )
-    scores = top.values / temperature[:, None]
-    if not all(greedy):
-        keys = torch.from_numpy(noise_keys(rows, Stream.TARGET)).to(logits.device)
-        groups, lanes = top.indices // GROUP, top.indices % GROUP
-        noise = gumbel(keys[:, None], groups).gather(2, lanes[..., None])[..., 0]
-        noise[torch.tensor(greedy, device=logits.device)] = 0.0
-        scores += noise
-    return top.indices.tolist(), scores.log_softmax(1).tolist()
 
 
 def _difference(ours: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase) -> str | None:

@@ -85,6 +85,14 @@ def pack(linear: nn.Linear, bits: int | None = None) -> Any:
     return native_module().dense(stride=weight.stride(0), **shared)
 
 
+def product(matrix: Any, x: Tensor) -> Tensor:
+    """f32[T,outputs] for a native matrix and x f32[T,inputs]."""
+    x = x.contiguous()
+    y = torch.empty(len(x), matrix.outputs, dtype=torch.float32, device="cpu")
+    matrix.multiply(TYPES[x.dtype], x.data_ptr(), x.numel(), y.data_ptr(), y.numel())
+    return y
+
+
 def pack_linears(module: nn.Module, skip: Collection[str] = RAW_WEIGHTS) -> int:
     """Replace the linear layers below `module` by packed ones and return how many were replaced.
 

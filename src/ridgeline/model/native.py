@@ -7,7 +7,7 @@ was computed whole or in chunks, decoded or verified in any tree, alone or in a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ridgeline.core.batch import Batch
 from ridgeline.kv.store import KVStore, LayerShape
-from ridgeline.model.linear import TYPES, native_kernels, native_module, pack
+from ridgeline.model.linear import TYPES, native_kernels, native_module, pack, product
 from ridgeline.model.target import TargetOutput, check_features
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -58,8 +58,9 @@ class NativeModel:
         dim = head_dim(config)
         frequencies, scale = _rotary(config)
         self._source = source
-        self._decoder = native_module().Decoder(
+        self.decoder = native_module().Decoder(
             hidden=config.hidden_size,
+            input=config.hidden_size,
             heads=heads,
             kv_heads=kv_heads,
             dim=dim,
@@ -69,7 +70,7 @@ class NativeModel:
         )
         for index in range(config.num_hidden_layers):
             name = f"model.layers.{index}."
-            self._decoder.add_layer(
+            self.decoder.add_layer(
                 attention_norm=source.vector(name + "input_layernorm"),
                 mlp_norm=source.vector(name + "post_attention_layernorm"),
                 query_norm=source.vector(name + "self_attn.q_norm"),
@@ -77,8 +78,8 @@ class NativeModel:
                 weights=[source.matrix(name + matrix) for matrix in _MATRICES],
                 window=_window(config, index),
             )
-        self._head = source.matrix("lm_head")
-        self._decoder.finish(norm=source.vector("model.norm"), head=self._head)
+        self.head = source.matrix("lm_head")
+        self.decoder.finish(norm=source.vector("model.norm"), head=self.head)
         self._cache_dtype = cache_dtype
         self.layers = (LayerShape((kv_heads, dim), (kv_heads, dim), cache_dtype),) * (
             config.num_hidden_layers
@@ -104,8 +105,18 @@ class NativeModel:
         return NativeTarget(self, store, first_layer)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """f32[T,H] for ids i64[T]."""
+        """See `Model.embed`; fp32."""
         return self._source.embed(tokens)
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """See `Model.unembed`."""
+        return product(self.head, hidden)
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """See `Model.head_rows`."""
+        rows = torch.empty(len(ids), self.head.inputs, dtype=torch.float32, device="cpu")
+        self.head.rows(outputs=ids.numpy(), to=rows.data_ptr(), size=rows.numel())
+        return rows
 
 
 class NativeTarget:
@@ -114,43 +125,78 @@ class NativeTarget:
     def __init__(self, model: NativeModel, store: KVStore, first_layer: int) -> None:
         self.store = store
         self._model = model
-        self._type = TYPES[model.dtype]
-        layers = range(first_layer, first_layer + len(model.layers))
-        caches = [side[i].data_ptr() for i in layers for side in (store.keys, store.values)]
-        self._caches = np.array(caches, np.int64)
-        self._slots = len(store.keys[first_layer])
+        self._caches = LayerCaches(store, first_layer, len(model.layers))
 
     def forward(self, batch: Batch, features: Sequence[int] = ()) -> TargetOutput:
         """See `Target.forward`."""
-        count = len(self._model.layers)
-        check_features(features, count)
-        trees = [entry.tree for entry in batch.entries]
-        hidden = self._model.embed(batch.tokens)
-        # Whatever torch's defaults are meanwhile: loading a model changes them for a while.
-        shape = (len(batch.keep), self._model._head.outputs)
-        logits = torch.empty(shape, dtype=torch.float32, device="cpu")
+        check_features(features, len(self._model.layers))
+        model, hidden = self._model, self._model.embed(batch.tokens)
         states = {index: torch.empty_like(hidden) for index in features}
-        addresses = np.zeros(count + 1, np.int64)
-        for index, state in states.items():
-            addresses[index] = state.data_ptr()
-        self._model._decoder.forward(
-            embeddings=hidden.data_ptr(),
-            embeddings_size=hidden.numel(),
-            positions=batch.positions.numpy(),
-            sizes=np.array([tree.size for tree in trees], np.int32),
-            trunks=np.array([tree.trunk for tree in trees], np.int32),
-            kv_lens=np.array([entry.kv_len for entry in batch.entries], np.int64),
-            slots=np.concatenate([entry.slots for entry in batch.entries]),
-            parents=np.concatenate([tree.parents for tree in trees]),
-            caches=self._caches,
-            cache_type=self._type,
-            cache_slots=self._slots,
-            keep=batch.keep.numpy(),
-            logits=logits.data_ptr(),
-            logits_size=logits.numel(),
-            features=addresses,
-        )
+        logits = decode(model.decoder, model.head, batch, hidden, self._caches, states)
         return TargetOutput(logits, tuple(states[index] for index in features))
+
+
+class LayerCaches:
+    """Where some layers of a store keep their keys and values, for the decoder."""
+
+    def __init__(self, store: KVStore, first: int, count: int) -> None:
+        layers = range(first, first + count)
+        sides = [side[i].data_ptr() for i in layers for side in (store.keys, store.values)]
+        self.addresses = np.array(sides, np.int64)
+        self.type = TYPES[store.layers[first].dtype]
+        self.slots = len(store.keys[first])
+        self._store = store  # else the memory could go
+
+
+def decode(
+    decoder: Any,
+    head: Any,
+    batch: Batch,
+    hidden: Tensor,
+    caches: LayerCaches,
+    states: Mapping[int, Tensor],
+    inputs: Tensor | None = None,
+) -> Tensor:
+    """One pass of a native decoder, whose last matrix is `head`.
+
+    Args:
+        decoder, head: the native objects.
+        batch: the packed rows.
+        hidden: f32[T,H], what the first layer starts from.
+        caches: of the decoder's layers.
+        states: f32[T,H] to write hidden states to: i takes the input of layer i, the number of
+            layers stands for the output of the final norm, and one more for its input.
+        inputs: f32[T,wide], what the first layer's attention reads where it is no norm of `hidden`.
+
+    Returns:
+        f32[K,V], logits of the batch's `keep` rows.
+    """
+    trees = [entry.tree for entry in batch.entries]
+    # Whatever torch's defaults are meanwhile: loading a model changes them for a while.
+    logits = torch.empty((len(batch.keep), head.outputs), dtype=torch.float32, device="cpu")
+    addresses = np.zeros(len(caches.addresses) // 2 + 2, np.int64)
+    for index, state in states.items():
+        addresses[index] = state.data_ptr()
+    decoder.forward(
+        embeddings=hidden.data_ptr(),
+        embeddings_size=hidden.numel(),
+        inputs=0 if inputs is None else inputs.data_ptr(),
+        inputs_size=0 if inputs is None else inputs.numel(),
+        positions=batch.positions.numpy(),
+        sizes=np.array([tree.size for tree in trees], np.int32),
+        trunks=np.array([tree.trunk for tree in trees], np.int32),
+        kv_lens=np.array([entry.kv_len for entry in batch.entries], np.int64),
+        slots=np.concatenate([entry.slots for entry in batch.entries]),
+        parents=np.concatenate([tree.parents for tree in trees]),
+        caches=caches.addresses,
+        cache_type=caches.type,
+        cache_slots=caches.slots,
+        keep=batch.keep.numpy(),
+        logits=logits.data_ptr(),
+        logits_size=logits.numel(),
+        features=addresses,
+    )
+    return logits
 
 
 class ModuleSource:

@@ -62,6 +62,15 @@ class Model(Protocol):
     def computes(self) -> str:
         """For people: what computes it, and in which number format."""
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T,H] input embeddings of ids i64[T]."""
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """f32[T,V]: the LM head's logits of final, normed hidden states [T,H]."""
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """f32[R,H]: the LM head's weights of ids i64[R]."""
+
     def bind(self, store: KVStore, first_layer: int = 0) -> Target:
         """The model over the store's layers from `first_layer` on."""
 

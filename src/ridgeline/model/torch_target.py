@@ -46,6 +46,21 @@ class TorchModel:
         """For people."""
         return f"{str(self.dtype).removeprefix('torch.')}, transformers' layers"
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `Model.embed`."""
+        embedded: Tensor = self.module.get_input_embeddings()(tokens)
+        return embedded
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """See `Model.unembed`."""
+        logits: Tensor = self.module.get_output_embeddings()(hidden.to(self.dtype))
+        return logits.float()
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """See `Model.head_rows`."""
+        weight: Tensor = self.module.get_output_embeddings().weight
+        return weight[ids].float()
+
     def bind(self, store: KVStore, first_layer: int = 0) -> TorchTarget:
         """The model over the store's layers from `first_layer` on."""
         return TorchTarget(self.module, store, first_layer)

@@ -1,0 +1,27 @@
+"""EAGLE: a one-layer head extrapolates the target's last hidden state.
+
+Sources: EAGLE (Li et al., arXiv 2401.15077), whose head it is, and EAGLE-2 (2406.16858), which
+draws a dynamic tree with the same head.
+"""
+
+from __future__ import annotations
+
+from ridgeline.draft.base import DraftContext, register
+from ridgeline.draft.checkpoint import EAGLE, load_recurrent, read_files
+from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
+from ridgeline.errors import ConfigError
+
+
+@register("eagle")
+def eagle_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
+    """`eagle:PATH`, a folder or hub repository in EAGLE's own layout or that of speculators.
+
+    Raises:
+        ConfigError: no path, or a head of another model.
+        ModelLoadError, UnsupportedModelError: see `load_recurrent`.
+    """
+    if not argument:
+        raise ConfigError("drafter 'eagle' needs a head: eagle:PATH")
+    final = (len(context.target.model.layers),)
+    head = load_recurrent(read_files(argument), EAGLE, context.target, final)
+    return drafter_of("eagle", head, context)

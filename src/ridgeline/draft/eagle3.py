@@ -1,0 +1,55 @@
+"""EAGLE-3: a one-layer head over features of a low, a middle and a high layer of the target.
+
+Source: EAGLE-3 (Li et al., arXiv 2503.01840).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.draft.base import DraftContext, register
+from ridgeline.draft.checkpoint import EAGLE3, HeadFiles, load_recurrent, read_files
+from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
+from ridgeline.errors import ConfigError, ModelLoadError
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+"""What a config.json calls the target layers whose inputs are read."""
+
+
+@register("eagle3")
+def eagle3_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
+    """`eagle3:PATH`, a folder or hub repository in EAGLE-3's own layout or that of speculators.
+
+    Raises:
+        ConfigError: no path, or a head of another model.
+        ModelLoadError, UnsupportedModelError: see `load_recurrent`.
+    """
+    if not argument:
+        raise ConfigError("drafter 'eagle3' needs a head: eagle3:PATH")
+    files = read_files(argument)
+    head = load_recurrent(
+        files,
+        EAGLE3,
+        context.target,
+        _features(files, len(context.target.model.layers)),
+        residual_normed=bool(files.config.get("norm_before_residual", False)),
+    )
+    return drafter_of("eagle3", head, context)
+
+
+def _features(files: HeadFiles, layers: int) -> tuple[int, ...]:
+    """Layers whose inputs are fused: those that the config names, or the paper's three."""
+    nested = files.config.get("eagle_config")
+    named: Any = files.config.get(LAYER_IDS)
+    if named is None and isinstance(nested, dict):
+        named = nested.get(LAYER_IDS)
+    if named is None:
+        return (2, layers // 2, layers - 3)
+    if not isinstance(named, list) or not all(
+        isinstance(i, int) and 0 <= i <= layers for i in named
+    ):
+        raise ModelLoadError(
+            f"{files.path}/config.json: {LAYER_IDS} is {named!r}; the target has layers 0 to "
+            f"{layers}"
+        )
+    return tuple(named)

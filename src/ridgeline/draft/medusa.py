@@ -1,0 +1,237 @@
+"""Medusa: heads on the last hidden state, each of which predicts one position further ahead.
+
+Source: Medusa (Cai et al., arXiv 2401.10774). Its typical acceptance is replaced by the engine's
+lossless rules. Its fixed tree, chosen from accuracies measured beforehand, is replaced by the paths
+that are likeliest at the step at hand, by the product of the heads' own probabilities.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ridgeline.core.sequence import Sequence as TokenSequence
+from ridgeline.core.tree import DraftProposal, TokenTree
+from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
+from ridgeline.draft.candidates import candidates
+from ridgeline.draft.checkpoint import HeadFiles, absolute_ids, hidden_size, read_files
+from ridgeline.draft.growth import Growth
+from ridgeline.errors import ConfigError, ModelLoadError
+from ridgeline.kv.store import KVStore
+from ridgeline.model.linear import native_kernels, pack, product
+from ridgeline.model.load import LoadedModel, quantized_bits
+
+_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
+
+
+class MedusaHeads(nn.Module):
+    """K heads of residual blocks x + SiLU(Wx + b), each with an LM head or sharing one."""
+
+    def __init__(self, heads: int, blocks: int, hidden: int, vocab_size: int | None) -> None:
+        """`vocab_size` None: the target's LM head stands for those of the heads."""
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(blocks)) for _ in range(heads)
+        )
+        self.heads = nn.ModuleList(
+            nn.Linear(hidden, vocab_size or 1, bias=False)
+            for _ in range(heads if vocab_size else 0)
+        )
+
+    @property
+    def layers(self) -> list[list[nn.Linear]]:
+        """The residual blocks of each head."""
+        return [list(cast("nn.ModuleList", blocks)) for blocks in self.blocks]  # type: ignore[arg-type]
+
+    @property
+    def lm_heads(self) -> list[nn.Linear]:
+        """The heads' own LM heads; none where they share the target's."""
+        return list(self.heads)  # type: ignore[arg-type]
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """[K,T,H] for final hidden states [T,H]."""
+        states = []
+        for blocks in self.layers:
+            y = x
+            for block in blocks:
+                y = y + F.silu(block(y))
+            states.append(y)
+        return torch.stack(states)
+
+
+class MedusaDrafter:
+    """Drafts from one hidden state, without a pass of its own for each level."""
+
+    name = "medusa"
+
+    def __init__(
+        self, network: MedusaHeads, context: DraftContext, draft_ids: Tensor | None = None
+    ) -> None:
+        target = context.target.model
+        self.needs = Needs(features=(len(target.layers),))
+        self._context = context
+        self._draft_ids = draft_ids
+        self._heads = len(network.layers)
+        self._run = _runner(network, context)
+        self._hidden: dict[int, Tensor] = {}  # per sequence: [H] of the last token but one
+
+    def bind(self, store: KVStore, first_layer: int) -> None:
+        """Nothing to bind: Medusa keeps no keys and values."""
+
+    @torch.inference_mode()
+    def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
+        """A tree for every request whose last hidden state is known."""
+        known = [r for r in requests if r.sequence.id in self._hidden]
+        if not known:
+            return [DraftProposal.empty() for _ in requests]
+        hidden = torch.stack([self._hidden[r.sequence.id] for r in known])
+        logits = self._run(hidden)  # [A,K,V]
+        rows = [self._rows(r.sequence) for r in known]
+        tokens, scores = candidates(logits.flatten(0, 1), rows, self._draft_ids)
+        trees = {}
+        for i, request in enumerate(known):
+            growth = Growth(request, self._context.confidence, width=request.nodes)
+            for level in range(self._heads):
+                if not growth.frontier:
+                    break
+                row, count = i * self._heads + level, len(growth.frontier)
+                growth.add([tokens[row]] * count, [scores[row]] * count)
+            trees[request.sequence.id] = growth.proposal()
+        return [trees.get(r.sequence.id, DraftProposal.empty()) for r in requests]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keeps the hidden state that predicted each sequence's newest token."""
+        for observed in observations:
+            if observed.check is not None and observed.sequence.finish_reason is None:
+                last = int(observed.check.path[-1])
+                self._hidden[observed.sequence.id] = observed.features[0][last].clone()
+
+    def forget(self, sequence_id: int) -> None:
+        """Drops the hidden state."""
+        self._hidden.pop(sequence_id, None)
+
+    def _rows(self, sequence: TokenSequence) -> Any:
+        """What follows the newest token, and the positions after it, whatever stands there."""
+        tokens = np.full(self._heads, sequence.tokens[-1], np.int64)
+        tree = TokenTree(tokens, np.arange(-1, self._heads - 1, dtype=np.int32), trunk=1)
+        return sequence.rows(tree, np.arange(self._heads))
+
+
+def _runner(network: MedusaHeads, context: DraftContext) -> Any:
+    """A function from hidden states [A,H] to logits f32[A,K,V]."""
+    target = context.target.model
+    if target.device.type == "cpu" and native_kernels() is not None:
+        return _NativeHeads(network.float(), context)
+    dtype = torch.float32 if target.device.type == "cpu" else target.dtype
+    network = network.to(target.device, dtype).eval()
+
+    def run(hidden: Tensor) -> Tensor:
+        states = network.hidden(hidden.to(dtype))
+        if network.heads:
+            pairs = zip(network.lm_heads, states, strict=True)
+            return torch.stack([head(state) for head, state in pairs], 1).float()
+        flat = target.unembed(states.transpose(0, 1).flatten(0, 1))
+        return flat.view(len(hidden), -1, flat.shape[-1])
+
+    return run
+
+
+class _NativeHeads:
+    """The heads as native matrices."""
+
+    def __init__(self, network: MedusaHeads, context: DraftContext) -> None:
+        bits = quantized_bits(context.quantize)
+
+        def matrix(linear: nn.Linear) -> Any:
+            return pack(linear, bits if linear.in_features % 32 == 0 else None)
+
+        self._blocks = [[matrix(block) for block in blocks] for blocks in network.layers]
+        self._heads = [matrix(head) for head in network.lm_heads]
+        self._target = context.target.model
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        states = []
+        for blocks in self._blocks:
+            y = hidden.float()
+            for block in blocks:
+                y = y + F.silu(product(block, y))
+            states.append(y)
+        if self._heads:
+            pairs = zip(self._heads, states, strict=True)
+            return torch.stack([product(head, state) for head, state in pairs], 1)
+        flat = self._target.unembed(torch.stack(states, 1).flatten(0, 1))
+        return flat.view(len(hidden), -1, flat.shape[-1])
+
+
+@register("medusa")
+def medusa_drafter(argument: str, context: DraftContext) -> MedusaDrafter:
+    """`medusa:PATH`, a folder or hub repository in Medusa's own layout.
+
+    Raises:
+        ConfigError: no path, or heads of another model.
+        ModelLoadError: the files are missing, damaged or incomplete.
+    """
+    if not argument:
+        raise ConfigError("drafter 'medusa' needs heads: medusa:PATH")
+    network, ids = load_medusa(read_files(argument), context.target)
+    return MedusaDrafter(network, context, ids)
+
+
+def load_medusa(files: HeadFiles, target: LoadedModel) -> tuple[MedusaHeads, Tensor | None]:
+    """The heads, and the tokens i64[V] that their logits stand for; None: all ids in order.
+
+    How many there are is read off the tensors: published configurations state it wrongly.
+
+    Raises:
+        ModelLoadError, ConfigError: see `medusa_drafter`.
+    """
+    tensors = dict(files.tensors)
+    ids = absolute_ids(files, tensors.pop("d2t", None), target)
+    blocks: dict[tuple[int, int, str], Tensor] = {}
+    heads: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if match := _BLOCK.fullmatch(name):
+            blocks[int(match[1]), int(match[2]), match[3]] = tensor
+        elif match := _HEAD.fullmatch(name):
+            heads[int(match[1])] = tensor
+        else:
+            raise ModelLoadError(f"{files.path} holds {name}, which is no part of Medusa heads")
+    if not blocks:
+        raise ModelLoadError(f"{files.path} holds no Medusa heads (0.0.linear.weight, ...)")
+    count, depth = 1 + max(i for i, _, _ in blocks), 1 + max(j for _, j, _ in blocks)
+    width = hidden_size(target)
+    if ids is not None and not heads:
+        rows = target.model.head_rows(ids)
+        heads = dict.fromkeys(range(count), rows)
+    if heads and sorted(heads) != list(range(count)):
+        raise ModelLoadError(f"{files.path} holds {count} heads and {len(heads)} LM heads")
+    vocab = len(heads[0]) if heads else None
+    if ids is None and vocab is not None and vocab > target.vocab_size:
+        raise ConfigError(
+            f"{files.path} drafts {vocab} ids and {target.name} has {target.vocab_size}; use heads "
+            "made for this model"
+        )
+    if ids is not None and len(ids) != vocab:
+        raise ModelLoadError(f"{files.path}: d2t and the LM heads have different lengths")
+    with torch.device("meta"):
+        network = MedusaHeads(count, depth, width, vocab)
+    state = {f"blocks.{i}.{j}.{kind}": t for (i, j, kind), t in blocks.items()}
+    state |= {f"heads.{i}.weight": t for i, t in heads.items()}
+    for name, parameter in network.named_parameters():
+        found = state.get(name)
+        if found is None:
+            raise ModelLoadError(f"{files.path} lacks the weights of {name}")
+        if found.shape != parameter.shape:
+            raise ConfigError(
+                f"{files.path}: {name} is {list(found.shape)} where heads for {target.name} "
+                f"(hidden size {width}) have {list(parameter.shape)}; use heads made for this model"
+            )
+    network.load_state_dict({name: t.float() for name, t in state.items()}, assign=True)
+    return network.requires_grad_(False), ids

@@ -1,0 +1,84 @@
+"""What `ridgeline train` does, from data to a saved head."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from ridgeline.errors import ConfigError
+from ridgeline.llm import LLM
+from ridgeline.train import METHODS
+from ridgeline.train.heads import frequent_ids, new_task, save_head
+from ridgeline.train.prompts import default_prompts
+from ridgeline.train.run import TrainOptions, train
+from ridgeline.train.store import write_store
+from ridgeline.train.texts import distil, read_prompts, read_texts
+
+DEFAULT = "default"
+"""As --distill: the prompts that ship."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of the command."""
+
+    method: str
+    out: Path
+    data: tuple[Path, ...] = ()
+    distill: str | None = None
+    answers: int = 3
+    answer_tokens: int = 256
+    steps: int = 5
+    draft_vocab: int = 8192
+    intermediate: int | None = None
+    cache_gb: float = 20.0
+    compact: bool = False
+
+
+def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
+    """Trains and saves a head; what an earlier run has finished is not done again.
+
+    Raises:
+        ConfigError: an option is wrong, or there is no data.
+    """
+    if job.method not in METHODS:
+        raise ConfigError(f"there is no method {job.method!r}; they are {', '.join(METHODS)}")
+    console, target, work = Console(), llm.loaded, job.out / "work"
+    texts = read_texts(job.data, target, options.length)
+    if job.distill is not None:
+        prompts = default_prompts() if job.distill == DEFAULT else read_prompts(Path(job.distill))
+        texts += distil(
+            llm, prompts, work / "texts.jsonl", job.answers, job.answer_tokens, options.seed
+        )
+    texts = [text for text in texts if text.written > job.steps + 2]
+    if len(texts) < 2:
+        raise ConfigError("there is no training data; give --data FILE or --distill PROMPTS")
+    layers = len(target.model.layers)
+    probe = new_task(job.method, target, torch.arange(1), job.steps, job.intermediate, 0)
+    wanted = sorted({*probe.features, probe.final})
+    limit = int(job.cache_gb * 1e9)
+    store = write_store(work / "states", texts, target, wanted, limit)
+    ids = frequent_ids(store.tokens, store.weights, job.draft_vocab, target.vocab_size)
+    task = new_task(job.method, target, ids, job.steps, job.intermediate, options.seed)
+    count = sum(p.numel() for p in task.network.parameters())
+    console.print(
+        f"{len(texts)} texts, {len(store.tokens)} tokens; {count / 1e6:.1f} M parameters, "
+        f"{len(ids)} draft ids, target of {layers} layers"
+    )
+    figures = train(task, store, target, job.out, options)
+    provenance: dict[str, Any] = {
+        "target": target.name,
+        "method": job.method,
+        "job": asdict(job) | {"out": job.out.name, "data": [f.name for f in job.data]},
+        "options": asdict(options),
+        "figures": figures,
+        "versions": {"ridgeline": version("ridgeline"), "torch": torch.__version__},
+    }
+    save_head(job.out, job.method, task.network, ids, target, provenance, job.compact)
+    console.print(f"saved to {job.out}; use it with --drafter {job.method}:{job.out}")
+    return job.out

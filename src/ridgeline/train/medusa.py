@@ -1,0 +1,44 @@
+"""The losses of Medusa's heads: head k predicts the token k+2 places on from its hidden state.
+
+Source: Medusa (Cai et al., arXiv 2401.10774, section 2.3, Medusa-1: the target stays as it is). The
+target's own distribution at that place is imitated, not the token that was drawn there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.draft.medusa import MedusaHeads
+from ridgeline.train.unroll import DECAY, Batch, Losses
+
+
+def medusa_losses(network: MedusaHeads, head: Tensor, batch: Batch) -> Losses:
+    """The decayed losses of all heads.
+
+    Args:
+        network: the heads; their LM heads are `head` where they have none.
+        head: f32[Vd,H], the target's LM head for the ids that can be drafted.
+        batch: B texts.
+    """
+    with torch.no_grad():
+        logits = batch.final @ head.T
+        target, best = logits.softmax(-1), logits.argmax(-1)
+    total = batch.final.new_zeros(())
+    states = network.hidden(batch.final)
+    alive = torch.ones_like(batch.weight, dtype=torch.bool)
+    passed, reached = [], []
+    for k, state in enumerate(states):
+        ahead = k + 1  # the distribution after the token so many places on
+        lm_head = network.heads[k].weight if network.heads else head
+        guess = (state[:, :-ahead] @ lm_head.T).log_softmax(-1)
+        weight = batch.weight[:, ahead:]
+        cross = -(target[:, ahead:] * guess).sum(-1)
+        total = total + DECAY**k * (cross * weight).sum() / weight.sum().clamp(min=1)
+        with torch.no_grad():
+            right = guess.argmax(-1) == best[:, ahead:]
+            alive = alive[:, : right.shape[1]]
+            reached.append(int((alive & (weight > 0)).sum()))
+            alive = alive & right
+            passed.append(int((alive & (weight > 0)).sum()))
+    return Losses(total, passed, reached)

@@ -1,0 +1,264 @@
+"""The training loop: batches in a reproducible order, checkpoints, early stop on acceptance."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from ridgeline.model.load import LoadedModel
+from ridgeline.train.store import FeatureStore
+from ridgeline.train.unroll import Batch, Losses
+
+WARMUP = 0.03
+"""Share of the steps over which the learning rate rises."""
+PATIENCE = 4
+"""Evaluations without a better one after which training ends."""
+
+
+Figures = dict[str, Any]
+"""Loss, acceptance at each position given those before, tokens a step if greedy."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train."""
+
+    epochs: int = 8
+    learning_rate: float = 1e-3
+    batch_tokens: int = 4096
+    length: int = 384
+    """tokens of a text that are used at once"""
+    held_out: float = 0.03
+    """share of the texts that are kept for evaluation"""
+    evaluations: int = 1
+    """per epoch"""
+    minutes: float | None = None
+    """stop after so long; the learning rate falls with the epochs all the same"""
+    checkpoint_minutes: float = 3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: a network and its loss."""
+
+    network: nn.Module
+    features: tuple[int, ...]
+    """hidden states of the target that the network reads"""
+    final: int
+    """the hidden state that the target's distributions follow from"""
+    losses: Callable[[Batch], Losses]
+
+
+def train(
+    task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: TrainOptions
+) -> Figures:
+    """Trains the network in place to its best evaluation; returns figures for the provenance.
+
+    `out/checkpoint.pt` holds everything that a continued run needs to give the same result as one
+    that was never interrupted.
+    """
+    texts = np.random.default_rng(o.seed).permutation(len(store))
+    count = max(1, round(len(texts) * o.held_out))
+    held_out, used = texts[:count].tolist(), texts[count:].tolist()
+    batches = _Batches(task, store, target, o)
+    parameters = [p for p in task.network.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, o.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    total = o.epochs * len(batches.order(used, 0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step / total))
+    state = _State(task.network, optimiser, schedule, out / "checkpoint.pt")
+    state.load()
+    console = Console()
+    began, saved = time.monotonic(), time.monotonic()
+    spent = state.seconds
+    every = max(1, total // o.epochs // o.evaluations)
+    with Progress(console=console) as progress:
+        bar = progress.add_task("training", total=total, completed=state.step)
+        for epoch in range(state.step * o.epochs // max(total, 1), o.epochs):
+            order = batches.order(used, epoch)
+            start = state.step - epoch * len(order)
+            for chosen in order[start:]:
+                losses = _forward(task, batches.make(chosen))
+                optimiser.zero_grad(set_to_none=True)
+                losses.total.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimiser.step()
+                schedule.step()
+                state.step += 1
+                state.seconds = spent + time.monotonic() - began
+                progress.update(bar, completed=state.step, description=f"loss {losses.total:.3f}")
+                if state.step % every == 0 or state.step == total:
+                    figures = evaluate(task, batches, held_out)
+                    state.record(figures)
+                    console.print(_line(epoch, figures))
+                if time.monotonic() - saved > o.checkpoint_minutes * 60:
+                    state.save()
+                    saved = time.monotonic()
+                late = o.minutes is not None and state.seconds > o.minutes * 60
+                if late or state.since_best >= PATIENCE:
+                    break
+            else:
+                continue
+            break
+    state.save()
+    if state.best is None or state.step % every:  # not saved: a continued run would not have it
+        state.record(evaluate(task, batches, held_out))
+    assert state.best is not None
+    task.network.load_state_dict(state.best)
+    return {
+        "steps": state.step,
+        "seconds": round(state.seconds),
+        "texts": len(used),
+        "tokens": int(sum(store.starts[i + 1] - store.starts[i] for i in used)),
+        "held_out": state.figures,
+    }
+
+
+@torch.no_grad()
+def evaluate(task: Task, batches: _Batches, texts: Sequence[int]) -> Figures:
+    """Loss and acceptance per position on texts that training does not see."""
+    loss, passed, reached = 0.0, np.zeros(0), np.zeros(0)
+    groups = batches.group(texts)
+    for chosen in groups:
+        found = _forward(task, batches.make(chosen))
+        loss += float(found.total) / len(groups)
+        passed = np.array(found.passed) + (passed if len(passed) else 0)
+        reached = np.array(found.reached) + (reached if len(reached) else 0)
+    acceptance = passed / np.maximum(reached, 1)
+    return {
+        "loss": round(loss, 4),
+        "acceptance": [round(float(a), 4) for a in acceptance],
+        "tokens_per_step": round(1 + float(np.cumprod(acceptance).sum()), 4),
+    }
+
+
+def _forward(task: Task, batch: Batch) -> Losses:
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    with torch.autocast("cpu", torch.bfloat16) if fast else nullcontext():
+        return task.losses(batch)
+
+
+class _Batches:
+    """Padded batches, the same for the same seed and epoch."""
+
+    def __init__(
+        self, task: Task, store: FeatureStore, target: LoadedModel, o: TrainOptions
+    ) -> None:
+        self._task, self._store, self._target, self._o = task, store, target, o
+
+    def order(self, texts: Sequence[int], epoch: int) -> list[list[int]]:
+        """The epoch's batches of texts."""
+        rng = np.random.default_rng((self._o.seed, epoch))
+        groups = self.group(rng.permutation(texts).tolist())
+        return [groups[i] for i in rng.permutation(len(groups))]
+
+    def group(self, texts: Sequence[int]) -> list[list[int]]:
+        """Texts of like length together, about `batch_tokens` at a time."""
+        lengths = np.minimum(np.diff(self._store.starts), self._o.length)
+        ordered = sorted(
+            texts, key=lambda i: lengths[i] // 32
+        )  # stable: the order within is the given
+        groups: list[list[int]] = []
+        for i in ordered:
+            full = groups and lengths[i] * (len(groups[-1]) + 1) > self._o.batch_tokens
+            if not groups or full:
+                groups.append([])
+            groups[-1].append(int(i))
+        return groups
+
+    def make(self, texts: Sequence[int]) -> Batch:
+        """The tensors of some texts."""
+        store, task = self._store, self._task
+        spans = []
+        for i in texts:
+            lo, hi = int(store.starts[i]), int(store.starts[i + 1])
+            spans.append((max(lo, hi - self._o.length), hi))  # the target's words are at the end
+        longest = max(hi - lo for lo, hi in spans)
+
+        def stack(parts: Iterator[Tensor]) -> Tensor:
+            return torch.stack(
+                [torch.cat([p, p.new_zeros(longest - len(p), *p.shape[1:])]) for p in parts]
+            )
+
+        tokens = stack(torch.from_numpy(store.tokens[lo:hi].astype(np.int64)) for lo, hi in spans)
+        weight = stack(
+            torch.from_numpy(store.weights[lo:hi].astype(np.float32)) for lo, hi in spans
+        )
+        # What follows a token is learned where the target wrote what follows.
+        weight = torch.cat([weight[:, 1:], torch.zeros_like(weight[:, :1])], 1)
+        return Batch(
+            tokens=tokens,
+            embedding=self._target.model.embed(tokens.flatten()).float().view(*tokens.shape, -1),
+            features=stack(store.hidden(task.features, lo, hi) for lo, hi in spans),
+            final=stack(store.hidden((task.final,), lo, hi) for lo, hi in spans),
+            weight=weight,
+        )
+
+
+class _State:
+    """Everything that a continued run needs."""
+
+    def __init__(self, network: nn.Module, optimiser: Any, schedule: Any, file: Path) -> None:
+        self._parts: dict[str, Any] = {
+            "network": network,
+            "optimiser": optimiser,
+            "schedule": schedule,
+        }
+        self._file = file
+        self.step, self.seconds, self.since_best = 0, 0.0, 0
+        self.best: dict[str, Tensor] | None = None
+        self.figures: Figures = {}
+
+    def record(self, figures: Figures) -> None:
+        """Keeps the network if it is the best so far."""
+        if not self.figures or figures["tokens_per_step"] > self.figures["tokens_per_step"]:
+            network = self._parts["network"]
+            self.best = {name: t.detach().clone() for name, t in network.state_dict().items()}
+            self.figures, self.since_best = figures, 0
+        else:
+            self.since_best += 1
+
+    def save(self) -> None:
+        """Writes everything to the file, whole or not at all."""
+        own = {
+            name: getattr(self, name)
+            for name in ("step", "seconds", "since_best", "best", "figures")
+        }
+        temporary = self._file.with_suffix(".part")
+        torch.save({"own": own} | {n: p.state_dict() for n, p in self._parts.items()}, temporary)
+        temporary.replace(self._file)
+
+    def load(self) -> None:
+        """Goes on from the file, if there is one."""
+        if self._file.is_file():
+            kept = torch.load(self._file, weights_only=True)
+            for name, part in self._parts.items():
+                part.load_state_dict(kept[name])
+            for name, value in kept["own"].items():
+                setattr(self, name, value)
+
+
+def _rate(share: float) -> float:
+    """The learning rate after a share of the steps: a short rise, then a cosine to a tenth."""
+    if share < WARMUP:
+        return max(share / WARMUP, 0.01)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min((share - WARMUP) / (1 - WARMUP), 1)))
+
+
+def _line(epoch: int, figures: Figures) -> str:
+    positions = " ".join(f"{a:.2f}" for a in figures["acceptance"])
+    return (
+        f"epoch {epoch + 1}: loss {figures['loss']:.3f}, accepted at each position {positions}, "
+        f"{figures['tokens_per_step']:.2f} tokens a step if greedy"
+    )
