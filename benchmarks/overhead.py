@@ -14,6 +14,7 @@ from typing import Any
 
 from provenance import provenance
 from ridgeline import LLM, SamplingParams
+from ridgeline.model.load import load_model
 from ridgeline.core.batch import Batch
 from ridgeline.model.native import NativeTarget
 from ridgeline.model.target import Target, TargetOutput
@@ -81,16 +82,9 @@ def main() -> None:
     args = parser.parse_args()
     lines = (HERE / "prompts.jsonl").read_text().splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]
-    loaded, results = None, []
+    loaded, results = load_model(args.model, args.dtype), []
     for drafter in args.drafters:
-        llm = LLM(
-            loaded or args.model,
-            drafter=drafter,
-            dtype=args.dtype,
-            draft_dtype=args.dtype,
-            depth=args.depth,
-        )
-        loaded = llm.loaded
+        llm = LLM(loaded, drafter=drafter, draft_dtype=args.dtype, depth=args.depth)
         for temperature in args.temperature:
             params = SamplingParams(temperature=temperature, seed=0, max_tokens=args.tokens)
             name = drafter.partition(":")[0]
