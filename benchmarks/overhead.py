@@ -14,8 +14,8 @@ from typing import Any
 
 from provenance import provenance
 from ridgeline import LLM, SamplingParams
-from ridgeline.model.load import load_model
 from ridgeline.core.batch import Batch
+from ridgeline.model.load import load_model
 from ridgeline.model.native import NativeTarget
 from ridgeline.model.target import Target, TargetOutput
 from ridgeline.model.torch_target import TorchTarget
