@@ -179,29 +179,14 @@ def load_recurrent(
     )
     with torch.device("meta"):
         network = RecurrentHead(made)
-    wanted = {name: tuple(p.shape) for name, p in network.named_parameters()}
-    missing = sorted(wanted.keys() - parts.keys())
-    if missing:
-        raise ModelLoadError(f"{files.path} lacks the weights of {', '.join(missing[:3])}")
-    for name, shape_wanted in wanted.items():
-        if tuple(parts[name].shape) != shape_wanted:
-            raise ConfigError(
-                f"{files.path}: {name} is {list(parts[name].shape)} where a head for {target.name} "
-                f"(hidden size {width}) has {list(shape_wanted)}; use a head made for this model"
-            )
-    if draft_ids is None and head is not None and len(head) > target.vocab_size:
-        raise ConfigError(
-            f"{files.path} drafts {len(head)} ids and {target.name} has {target.vocab_size}; use a "
-            "head made for this model"
-        )
-    if draft_ids is not None and (head is None or len(draft_ids) != len(head)):
-        raise ModelLoadError(f"{files.path}: d2t and lm_head have different lengths")
+    fill(network, parts, files, target)
+    check_vocabulary(files, head, draft_ids, target)
     if head is None and layer.hidden_size != width:
         raise ConfigError(
             f"{files.path} has hidden size {layer.hidden_size} and no LM head of its own; "
             f"{target.name} has {width}: use a head made for this model"
         )
-    _assign(network, parts)
+    network.rotary = type(network.rotary)(layer)  # computed, not stored
     return LoadedHead(network.requires_grad_(False), draft_ids)
 
 
@@ -268,11 +253,41 @@ def absolute_ids(files: HeadFiles, d2t: Tensor | None, target: LoadedModel) -> T
     return ids
 
 
-def _assign(network: RecurrentHead, parts: Mapping[str, Tensor]) -> None:
-    """Gives the network, made without memory, its weights; its rotary part is computed."""
-    for name, parameter in list(network.named_parameters()):
-        parent, _, last = name.rpartition(".")
-        module = network.get_submodule(parent)
-        assert parameter.is_meta
-        setattr(module, last, nn.Parameter(parts[name].float(), requires_grad=False))
-    network.rotary = type(network.rotary)(network.shape.layer)
+def fill(
+    network: nn.Module, parts: Mapping[str, Tensor], files: HeadFiles, target: LoadedModel
+) -> None:
+    """Gives a network that was made without memory its weights, as fp32.
+
+    Raises:
+        ModelLoadError: some are missing.
+        ConfigError: some have the sizes of another model's.
+    """
+    wanted = dict(network.named_parameters())
+    missing = sorted(wanted.keys() - parts.keys())
+    if missing:
+        raise ModelLoadError(f"{files.path} lacks the weights of {', '.join(missing[:3])}")
+    for name, parameter in wanted.items():
+        if parts[name].shape != parameter.shape:
+            raise ConfigError(
+                f"{files.path}: {name} is {list(parts[name].shape)} where a head for {target.name} "
+                f"(hidden size {hidden_size(target)}) has {list(parameter.shape)}; use a head made "
+                "for this model"
+            )
+    network.load_state_dict({name: parts[name].float() for name in wanted}, assign=True)
+
+
+def check_vocabulary(
+    files: HeadFiles, head: Tensor | None, ids: Tensor | None, target: LoadedModel
+) -> None:
+    """Refuses an LM head [Vd,H] that does not fit the ids it drafts, or the target.
+
+    Raises:
+        ModelLoadError, ConfigError.
+    """
+    if ids is not None and (head is None or len(ids) != len(head)):
+        raise ModelLoadError(f"{files.path}: d2t and the LM head have different lengths")
+    if ids is None and head is not None and len(head) > target.vocab_size:
+        raise ConfigError(
+            f"{files.path} drafts {len(head)} ids and {target.name} has {target.vocab_size}; use a "
+            "head made for this model"
+        )

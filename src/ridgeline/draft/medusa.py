@@ -20,7 +20,14 @@ from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
 from ridgeline.draft.candidates import candidates
-from ridgeline.draft.checkpoint import HeadFiles, absolute_ids, hidden_size, read_files
+from ridgeline.draft.checkpoint import (
+    HeadFiles,
+    absolute_ids,
+    check_vocabulary,
+    fill,
+    hidden_size,
+    read_files,
+)
 from ridgeline.draft.growth import Growth
 from ridgeline.errors import ConfigError, ModelLoadError
 from ridgeline.kv.store import KVStore
@@ -212,26 +219,10 @@ def load_medusa(files: HeadFiles, target: LoadedModel) -> tuple[MedusaHeads, Ten
         heads = dict.fromkeys(range(count), rows)
     if heads and sorted(heads) != list(range(count)):
         raise ModelLoadError(f"{files.path} holds {count} heads and {len(heads)} LM heads")
-    vocab = len(heads[0]) if heads else None
-    if ids is None and vocab is not None and vocab > target.vocab_size:
-        raise ConfigError(
-            f"{files.path} drafts {vocab} ids and {target.name} has {target.vocab_size}; use heads "
-            "made for this model"
-        )
-    if ids is not None and len(ids) != vocab:
-        raise ModelLoadError(f"{files.path}: d2t and the LM heads have different lengths")
+    check_vocabulary(files, heads.get(0), ids, target)
     with torch.device("meta"):
-        network = MedusaHeads(count, depth, width, vocab)
+        network = MedusaHeads(count, depth, width, len(heads[0]) if heads else None)
     state = {f"blocks.{i}.{j}.{kind}": t for (i, j, kind), t in blocks.items()}
     state |= {f"heads.{i}.weight": t for i, t in heads.items()}
-    for name, parameter in network.named_parameters():
-        found = state.get(name)
-        if found is None:
-            raise ModelLoadError(f"{files.path} lacks the weights of {name}")
-        if found.shape != parameter.shape:
-            raise ConfigError(
-                f"{files.path}: {name} is {list(found.shape)} where heads for {target.name} "
-                f"(hidden size {width}) have {list(parameter.shape)}; use heads made for this model"
-            )
-    network.load_state_dict({name: t.float() for name, t in state.items()}, assign=True)
+    fill(network, state, files, target)
     return network.requires_grad_(False), ids

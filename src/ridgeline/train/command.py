@@ -13,7 +13,7 @@ from rich.console import Console
 from ridgeline.errors import ConfigError
 from ridgeline.llm import LLM
 from ridgeline.train import METHODS
-from ridgeline.train.heads import frequent_ids, new_task, save_head
+from ridgeline.train.heads import frequent_ids, head_features, new_task, save_head
 from ridgeline.train.prompts import default_prompts
 from ridgeline.train.run import TrainOptions, train
 from ridgeline.train.store import write_store
@@ -59,8 +59,7 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     if len(texts) < 2:
         raise ConfigError("there is no training data; give --data FILE or --distill PROMPTS")
     layers = len(target.model.layers)
-    probe = new_task(job.method, target, torch.arange(1), job.steps, job.intermediate, 0)
-    wanted = sorted({*probe.features, probe.final})
+    wanted = sorted({*head_features(job.method, layers), layers})
     limit = int(job.cache_gb * 1e9)
     store = write_store(work / "states", texts, target, wanted, limit)
     ids = frequent_ids(store.tokens, store.weights, job.draft_vocab, target.vocab_size)

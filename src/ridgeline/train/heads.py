@@ -51,7 +51,12 @@ def new_task(
         for blocks in medusa.layers:
             for block in blocks:
                 nn.init.zeros_(block.weight)  # so that training starts from the LM head itself
-        return Task(medusa, (layers,), layers, lambda batch: medusa_losses(medusa, head, batch))
+        return Task(
+            medusa,
+            head_features(method, layers),
+            layers,
+            lambda batch: medusa_losses(medusa, head, batch),
+        )
     shape = _shape(method, target, len(ids), intermediate or width * 8 // 3 // 32 * 32)
     network = RecurrentHead(shape)
     feature_weight = FEATURE_WEIGHT if method == "eagle" else 0.0
@@ -61,6 +66,13 @@ def new_task(
         layers,
         lambda batch: unrolled(network, head, batch, steps, feature_weight),
     )
+
+
+def head_features(method: str, layers: int) -> tuple[int, ...]:
+    """Hidden states of a target with so many layers that a head reads."""
+    if method == "eagle3":
+        return (min(2, layers), layers // 2, max(layers - 3, 0))
+    return (layers,)
 
 
 def _shape(method: str, target: LoadedModel, vocab: int, intermediate: int) -> HeadShape:
@@ -78,18 +90,18 @@ def _shape(method: str, target: LoadedModel, vocab: int, intermediate: int) -> H
     )
     shared: dict[str, Any] = {
         "layer": layer,
+        "features": head_features(method, layers),
         "target_hidden": width,
         "vocab_size": vocab,
         "own_head": False,
     }
     if method == "eagle":
-        return HeadShape(features=(layers,), projected=True, **shared)
+        return HeadShape(projected=True, **shared)
     if method == "mtp":
         norms = frozenset(("embedding_norm", "feature_norm", "attention_norm", "norm"))
-        return HeadShape(features=(layers,), projected=True, norms=norms, **shared)
+        return HeadShape(projected=True, norms=norms, **shared)
     norms = frozenset(("embedding_norm", "feature_norm", "norm"))
-    features = (min(2, layers), layers // 2, max(layers - 3, 0))
-    return HeadShape(features=features, projected=False, norms=norms, fused=True, **shared)
+    return HeadShape(projected=False, norms=norms, fused=True, **shared)
 
 
 def frequent_ids(tokens: np.ndarray, weights: np.ndarray, count: int, vocab_size: int) -> Tensor:

@@ -90,9 +90,9 @@ def distil(
     loaded = llm.loaded
     chat = bool(loaded.tokenizer is not None and loaded.tokenizer.chat_template)
     file.parent.mkdir(parents=True, exist_ok=True)
-    done = len(file.read_text("utf-8").splitlines()) // GROUP * GROUP if file.is_file() else 0
-    kept = file.read_text("utf-8").splitlines()[:done] if done else []
-    file.write_text("".join(line + "\n" for line in kept), "utf-8")
+    kept = file.read_text("utf-8").splitlines() if file.is_file() else []
+    done = len(kept) // GROUP * GROUP
+    file.write_text("".join(line + "\n" for line in kept[:done]), "utf-8")
     with Progress() as progress, file.open("a", encoding="utf-8") as sink:
         bar = progress.add_task("answers of the target", total=len(jobs), completed=done)
         for start in range(done, len(jobs), GROUP):
