@@ -282,7 +282,14 @@ def demo(
 @app.command()
 def train(
     method: Annotated[str, typer.Argument(help=f"What to train: {', '.join(METHODS)}.")],
-    out: Annotated[Path, typer.Option(help="Folder for the head, and for work in progress.")],
+    out: Annotated[Path, typer.Option(help="Folder for the head.")],
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for texts and hidden states; heads of one model may share it.",
+            show_default="OUT/work",
+        ),
+    ] = None,
     model: Model = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -319,17 +326,18 @@ def train(
     from ridgeline.train.run import TrainOptions
 
     job = Job(
-        method,
-        out,
-        tuple(data or ()),
-        distill,
-        answers,
-        answer_tokens,
-        steps,
-        draft_vocab,
-        intermediate,
-        cache_gb,
-        compact,
+        method=method,
+        out=out,
+        work=work,
+        data=tuple(data or ()),
+        distill=distill,
+        answers=answers,
+        answer_tokens=answer_tokens,
+        steps=steps,
+        draft_vocab=draft_vocab,
+        intermediate=intermediate,
+        cache_gb=cache_gb,
+        compact=compact,
     )
     options = TrainOptions(epochs=epochs, learning_rate=learning_rate, minutes=minutes, seed=seed)
     run_training(load_llm(model, dtype=dtype, device=device, threads=threads), job, options)

@@ -29,6 +29,8 @@ class Job:
 
     method: str
     out: Path
+    work: Path | None = None
+    """texts and hidden states; None: a folder in `out`"""
     data: tuple[Path, ...] = ()
     distill: str | None = None
     answers: int = 3
@@ -48,7 +50,7 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     """
     if job.method not in METHODS:
         raise ConfigError(f"there is no method {job.method!r}; they are {', '.join(METHODS)}")
-    console, target, work = Console(), llm.loaded, job.out / "work"
+    console, target, work = Console(), llm.loaded, job.work or job.out / "work"
     texts = read_texts(job.data, target, options.length)
     if job.distill is not None:
         prompts = default_prompts() if job.distill == DEFAULT else read_prompts(Path(job.distill))
@@ -73,7 +75,8 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     provenance: dict[str, Any] = {
         "target": target.name,
         "method": job.method,
-        "job": asdict(job) | {"out": job.out.name, "data": [f.name for f in job.data]},
+        "job": asdict(job)
+        | {"out": job.out.name, "work": None, "data": [f.name for f in job.data]},
         "options": asdict(options),
         "figures": figures,
         "versions": {"ridgeline": version("ridgeline"), "torch": torch.__version__},

@@ -53,6 +53,7 @@ def new_task(
                 nn.init.zeros_(block.weight)  # so that training starts from the LM head itself
         return Task(
             medusa,
+            ids,
             head_features(method, layers),
             layers,
             lambda batch: medusa_losses(medusa, head, batch),
@@ -62,6 +63,7 @@ def new_task(
     feature_weight = FEATURE_WEIGHT if method == "eagle" else 0.0
     return Task(
         network,
+        ids,
         shape.features,
         layers,
         lambda batch: unrolled(network, head, batch, steps, feature_weight),

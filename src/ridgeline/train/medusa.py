@@ -22,8 +22,7 @@ def medusa_losses(network: MedusaHeads, head: Tensor, batch: Batch) -> Losses:
         batch: B texts.
     """
     with torch.no_grad():
-        logits = batch.final @ head.T
-        target, best = logits.softmax(-1), logits.argmax(-1)
+        target = (batch.final @ head.T).softmax(-1)
     total = batch.final.new_zeros(())
     states = network.hidden(batch.final)
     alive = torch.ones_like(batch.weight, dtype=torch.bool)
@@ -36,7 +35,7 @@ def medusa_losses(network: MedusaHeads, head: Tensor, batch: Batch) -> Losses:
         cross = -(target[:, ahead:] * guess).sum(-1)
         total = total + DECAY**k * (cross * weight).sum() / weight.sum().clamp(min=1)
         with torch.no_grad():
-            right = guess.argmax(-1) == best[:, ahead:]
+            right = guess.argmax(-1) == batch.likeliest[:, ahead:]
             alive = alive[:, : right.shape[1]]
             reached.append(int((alive & (weight > 0)).sum()))
             alive = alive & right

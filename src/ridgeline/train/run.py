@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ WARMUP = 0.03
 PATIENCE = 4
 """Evaluations without a better one after which training ends."""
 
+
+ROWS = 512
+"""Rows of logits over the whole vocabulary that are held at once."""
 
 Figures = dict[str, Any]
 """Loss, acceptance at each position given those before, tokens a step if greedy."""
@@ -54,6 +57,8 @@ class Task:
     """What is trained: a network and its loss."""
 
     network: nn.Module
+    ids: Tensor
+    """i64[Vd], sorted: the tokens that it can draft"""
     features: tuple[int, ...]
     """hidden states of the target that the network reads"""
     final: int
@@ -131,7 +136,7 @@ def evaluate(task: Task, batches: _Batches, texts: Sequence[int]) -> Figures:
     loss, passed, reached = 0.0, np.zeros(0), np.zeros(0)
     groups = batches.group(texts)
     for chosen in groups:
-        found = _forward(task, batches.make(chosen))
+        found = _forward(task, batches.judged(batches.make(chosen)))
         loss += float(found.total) / len(groups)
         passed = np.array(found.passed) + (passed if len(passed) else 0)
         reached = np.array(found.reached) + (reached if len(reached) else 0)
@@ -203,7 +208,22 @@ class _Batches:
             features=stack(store.hidden(task.features, lo, hi) for lo, hi in spans),
             final=stack(store.hidden((task.final,), lo, hi) for lo, hi in spans),
             weight=weight,
+            likeliest=torch.full_like(tokens, -1),
         )
+
+    def judged(self, batch: Batch) -> Batch:
+        """The batch with what the target would say after each token, of its whole vocabulary."""
+        rows = batch.final.flatten(0, 1)
+        said = torch.cat(
+            [
+                self._target.model.unembed(rows[i : i + ROWS]).argmax(-1)
+                for i in range(0, len(rows), ROWS)
+            ]
+        )
+        ids = self._task.ids
+        place = torch.searchsorted(ids, said).clamp(max=len(ids) - 1)
+        place[ids[place] != said] = -1
+        return replace(batch, likeliest=place.view_as(batch.tokens))
 
 
 class _State:

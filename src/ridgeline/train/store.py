@@ -72,9 +72,11 @@ def write_store(
     Raises:
         ConfigError: they would take more.
     """
-    done, stated = folder / "done.json", {"layers": sorted(layers), "texts": len(texts)}
-    if done.is_file() and json.loads(done.read_text()) == stated:
-        return FeatureStore(folder)
+    done, stated = folder / "done.json", {"target": target.name, "texts": len(texts)}
+    if done.is_file():
+        kept = json.loads(done.read_text())
+        if set(layers) <= set(kept.pop("layers")) and kept == stated:
+            return FeatureStore(folder)
     folder.mkdir(parents=True, exist_ok=True)
     longest = target.context_len
     texts = [Text(t.tokens[:longest], t.written - max(len(t.tokens) - longest, 0)) for t in texts]
@@ -109,7 +111,7 @@ def write_store(
                     maps[layer][lo:hi] = state[at : at + hi - lo].half().cpu().numpy()
                 at += hi - lo
             progress.advance(task, at)
-    done.write_text(json.dumps(stated))
+    done.write_text(json.dumps({"layers": sorted(set(layers))} | stated))
     return FeatureStore(folder)
 
 

@@ -91,7 +91,7 @@ def distil(
     chat = bool(loaded.tokenizer is not None and loaded.tokenizer.chat_template)
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = file.read_text("utf-8").splitlines() if file.is_file() else []
-    done = len(kept) // GROUP * GROUP
+    done = len(kept) if len(kept) == len(jobs) else len(kept) // GROUP * GROUP
     file.write_text("".join(line + "\n" for line in kept[:done]), "utf-8")
     with Progress() as progress, file.open("a", encoding="utf-8") as sink:
         bar = progress.add_task("answers of the target", total=len(jobs), completed=done)

@@ -34,6 +34,9 @@ class Batch:
     """f32[B,L,H]: the target's final hidden states, from which its distributions follow"""
     weight: Tensor
     """f32[B,L]: 1 where the distribution after a token is to be learned"""
+    likeliest: Tensor
+    """i64[B,L]: the place among the draft ids of the target's likeliest token after each; -1 where
+    it cannot be drafted"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def unrolled(
     final = batch.final[:, 1:]
     with torch.no_grad():
         target = (final.flatten(0, 1) @ head.T).softmax(-1)
-        best = target.argmax(-1).view(b, length)
+    best = batch.likeliest[:, 1:]
     positions = torch.arange(length).repeat(b)
     own_head = head if network.head is None else network.head.weight
     keys: list[Tensor] = []
