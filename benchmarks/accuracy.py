@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 LLAMACPP = ROOT / ".venv-peers" / "llamacpp" / "bin" / "python"
 TEXTS = ("docs/verification.md", "docs/add_a_drafter.md", "docs/structure.md", "README.md")
 SEGMENT = 256  # tokens of one context
+BLOCK = 32  # tokens whose mean counts as one observation
 
 
 def our_logits(loaded: LoadedModel, segments: np.ndarray) -> Tensor:
@@ -49,18 +50,34 @@ def their_logits(model: Path, segments: np.ndarray) -> Tensor:
         return torch.from_numpy(np.load(result))
 
 
-def compare(truth: Tensor, other: Tensor) -> dict[str, float]:
-    """Mean KL(truth, other) in nats, its 99th percentile, and how often the same token leads."""
+def divergence(truth: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """f32[T] and bool[T]: KL(truth, other) in nats, and whether the same token leads."""
     divergences, same = [], []
     for p, q in zip(truth, other[..., : truth.shape[-1]], strict=True):
         p, q = p.log_softmax(-1), q.float().log_softmax(-1)
         divergences.append((p.exp() * (p - q)).sum(-1))
         same.append(p.argmax(-1) == q.argmax(-1))
-    divergence = torch.cat(divergences)
+    return torch.cat(divergences), torch.cat(same).float()
+
+
+def summary(kl: Tensor, same: Tensor) -> dict[str, float]:
+    """The mean, its 99th percentile, and how often the same token leads."""
     return {
-        "mean_kl": float(divergence.mean()),
-        "kl_99": float(divergence.quantile(0.99)),
-        "same_first": float(torch.cat(same).float().mean()),
+        "mean_kl": float(kl.mean()),
+        "kl_99": float(kl.quantile(0.99)),
+        "same_first": float(same.mean()),
+    }
+
+
+def difference(ours: Tensor, theirs: Tensor) -> dict[str, float]:
+    """Mean of ours - theirs over the same tokens, and half its 95 % interval.
+
+    Neighbouring tokens are not independent: the spread is that of means over BLOCK of them.
+    """
+    blocks = (ours - theirs).view(-1, BLOCK).mean(1)
+    return {
+        "mean": float(blocks.mean()),
+        "plus_minus": float(1.96 * blocks.std() / len(blocks) ** 0.5),
     }
 
 
@@ -77,11 +94,13 @@ def main() -> None:
     segments = tokens.reshape(-1, SEGMENT)
     truth = our_logits(dense, segments)
     del dense
-    results: dict[str, Any] = {
-        "ridgeline": compare(truth, our_logits(load_model(str(path)), segments))
-    }
+    ours = divergence(truth, our_logits(load_model(str(path)), segments))
+    results: dict[str, Any] = {"ridgeline": summary(*ours)}
     if LLAMACPP.exists():
-        results["llama.cpp"] = compare(truth, their_logits(path, segments))
+        theirs = divergence(truth, their_logits(path, segments))
+        results["llama.cpp"] = summary(*theirs)
+        results["difference in KL"] = difference(ours[0], theirs[0])
+        results["difference in same_first"] = difference(ours[1], theirs[1])
     report = {"provenance": provenance(args), "tokens": len(tokens), "results": results}
     out = args.out or HERE / "results" / f"accuracy-{path.stem}.json"
     out.parent.mkdir(parents=True, exist_ok=True)

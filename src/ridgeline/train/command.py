@@ -19,6 +19,8 @@ from ridgeline.train.run import TrainOptions, train
 from ridgeline.train.store import write_store
 from ridgeline.train.texts import distil, read_prompts, read_texts
 
+SHORTEST = 8
+"""Texts with no more written tokens than this are left out."""
 DEFAULT = "default"
 """As --distill: the prompts that ship."""
 
@@ -50,6 +52,7 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     """
     if job.method not in METHODS:
         raise ConfigError(f"there is no method {job.method!r}; they are {', '.join(METHODS)}")
+    job.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the first hour
     console, target, work = Console(), llm.loaded, job.work or job.out / "work"
     texts = read_texts(job.data, target, options.length)
     if job.distill is not None:
@@ -57,7 +60,7 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
         texts += distil(
             llm, prompts, work / "texts.jsonl", job.answers, job.answer_tokens, options.seed
         )
-    texts = [text for text in texts if text.written > job.steps + 2]
+    texts = [text for text in texts if text.written > SHORTEST]
     if len(texts) < 2:
         raise ConfigError("there is no training data; give --data FILE or --distill PROMPTS")
     layers = len(target.model.layers)
