@@ -112,7 +112,7 @@ def generate(
         int | None,
         _option("Capacity of the cache.", _MODEL, show_default="from free memory"),
     ] = None,
-    drafter: DrafterSpec = "none",
+    drafter: DrafterSpec = "auto",
     draft_dtype: Annotated[
         str,
         _option("Of the drafter's weights; auto: a GGUF file's own, else the target's.", _DRAFTS),
@@ -241,10 +241,7 @@ def demo(
     quantize: Quantize = None,
     device: Device = "auto",
     threads: Threads = None,
-    drafter: Annotated[
-        str | None,
-        _option("NAME or NAME:ARGUMENT.", _DRAFTS, show_default="one that needs no weights"),
-    ] = None,
+    drafter: DrafterSpec = "auto",
     depth: Annotated[int, _option("Longest path of drafted tokens.", _DRAFTS)] = 4,
     nodes: Nodes = None,
     max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = 300,

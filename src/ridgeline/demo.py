@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.draft import WEIGHTLESS
+from ridgeline.draft.auto import chosen
 from ridgeline.llm import LLM, Completion, Request
 from ridgeline.loading import load_llm
 from ridgeline.output import tokens_per_step
@@ -39,13 +39,13 @@ class Difference:
     """by how much the plain run's logit of its token exceeds the runner-up's"""
 
 
-def run(console: Console, model: str | None, drafter: str | None, **options: Any) -> None:
+def run(console: Console, model: str | None, drafter: str, **options: Any) -> None:
     """Writes the demo's answer plainly, then with drafts, and compares the two.
 
     Args:
         console: where everything appears; without colours where it is no terminal.
         model: as `LLM` takes it; None is the demo model.
-        drafter: its spec; None is one that needs no weights.
+        drafter: its spec.
         options: `max_tokens`, `depth`, `nodes`, and whatever else `LLM` takes.
 
     Raises:
@@ -54,8 +54,7 @@ def run(console: Console, model: str | None, drafter: str | None, **options: Any
     params = SamplingParams(max_tokens=options.pop("max_tokens"), stop=STOP)
     drafts = {name: options.pop(name) for name in ("depth", "nodes")}
     plain = load_llm(model, **options)
-    spec = drafter or WEIGHTLESS
-    drafted = LLM(plain.loaded, drafter=spec, **drafts)
+    drafted = LLM(plain.loaded, drafter=drafter, **drafts)
     request = plain.request(PROMPT, params)
     console.print(Text(PROMPT, style="dim"), soft_wrap=True)
     completions = []
@@ -69,7 +68,9 @@ def run(console: Console, model: str | None, drafter: str | None, **options: Any
         completions.append(_write(console, llm, request))
     before, after = completions
     table = _table(before, after, difference(plain, request, before, after))
-    table.caption = f"{_place(plain)}; drafter {spec}, depth {drafted.engine.config.depth}"
+    table.caption = (
+        f"{_place(plain)}; {chosen(drafter, plain.loaded)}, depth {drafted.engine.config.depth}"
+    )
     console.print(table)
 
 

@@ -110,7 +110,8 @@ def _run(llm: LLM, accepted: Sequence[tuple[Job, Request]], as_json: bool) -> bo
                 completions.append(event.completion)
                 advance()
     if not as_json:
-        print(summary(completions, time.perf_counter() - started), file=sys.stderr)
+        used = f"; drafter {llm.drafter.name}" if llm.drafter else ""
+        print(summary(completions, time.perf_counter() - started) + used, file=sys.stderr)
     return interrupted.is_set()
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ridgeline.draft import drafter_names
+from ridgeline.draft.heads import known_heads
 from ridgeline.model.cache import cache_folder
 from ridgeline.model.device import choose_device, choose_dtype, cpu_has_bf16
 from ridgeline.model.linear import matrix_path, native_kernels
@@ -66,6 +67,8 @@ def _rows() -> Iterator[tuple[str, str]]:
     yield "forward pass", f"{decoder}transformers' layers for {'others' if native else 'all'}"
     yield "CPU matrix products", matrix_path()
     yield "drafters", ", ".join(drafter_names())
+    heads = ", ".join(f"{head.method} for {head.model}" for head in known_heads())
+    yield "draft heads", heads or "none; `ridgeline train` trains one"
     yield "cache folder", str(cache_folder())
 
 

@@ -15,8 +15,10 @@ def load_llm(model: str | None, **options: Any) -> LLM:
     Raises:
         RidgelineError: see `LLM`.
     """
-    if sys.stderr.isatty():  # importing torch and reading weights takes seconds
+    talking = sys.stderr.isatty()
+    if talking:  # importing torch and reading weights takes seconds
         print(f"loading {model or 'the demo model'} ...", file=sys.stderr)
+    from ridgeline.draft.auto import AUTO, chosen
     from ridgeline.llm import LLM
 
     if model is None:
@@ -24,4 +26,7 @@ def load_llm(model: str | None, **options: Any) -> LLM:
 
         model = str(demo_model())
     given = {name: value for name, value in options.items() if value is not None}
-    return LLM(model, **given)
+    llm = LLM(model, **given)
+    if talking and options.get("drafter") == AUTO:
+        print(chosen(AUTO, llm.loaded), file=sys.stderr)
+    return llm

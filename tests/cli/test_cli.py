@@ -68,8 +68,11 @@ def test_text_streams_to_stdout_and_a_summary_to_stderr(run: Run) -> None:
     text = run(*options, "--json").records[0]["text"]
     code, stdout, stderr = run(*options)
     assert (code, stdout) == (0, text + "\n")
-    summary = r"9 tokens in [\d.]+ s; [\d.]+ tokens/s after the first; finish: length\n"
-    assert re.fullmatch(summary, stderr)
+    summary = r"9 tokens in [\d.]+ s; [\d.]+ tokens/s after the first; finish: length"
+    assert re.fullmatch(summary + r".*; drafter ngram\n", stderr)  # no head is known for this one
+    code, again, stderr = run(*options, "--drafter", "none")
+    assert again == stdout
+    assert re.fullmatch(summary + r"\n", stderr)
 
 
 def test_texts_come_in_the_order_of_the_prompts(run: Run) -> None:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from ridgeline.draft.base import DraftContext, register
 from ridgeline.draft.checkpoint import EAGLE, load_recurrent, read_files
+from ridgeline.draft.heads import head_path
 from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
-from ridgeline.errors import ConfigError
 
 
 @register("eagle")
 def eagle_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
     """`eagle:PATH`, a folder or hub repository in EAGLE's own layout or that of speculators.
 
+    Without a path, the head that is known for the model.
+
     Raises:
-        ConfigError: no path, or a head of another model.
+        ConfigError: no head is known, or a head of another model.
         ModelLoadError, UnsupportedModelError: see `load_recurrent`.
     """
-    if not argument:
-        raise ConfigError("drafter 'eagle' needs a head: eagle:PATH")
     final = (len(context.target.model.layers),)
-    head = load_recurrent(read_files(argument), EAGLE, context.target, final)
+    files = read_files(head_path(argument, "eagle", context.target))
+    head = load_recurrent(files, EAGLE, context.target, final)
     return drafter_of("eagle", head, context)

@@ -9,8 +9,9 @@ from typing import Any
 
 from ridgeline.draft.base import DraftContext, register
 from ridgeline.draft.checkpoint import EAGLE3, HeadFiles, load_recurrent, read_files
+from ridgeline.draft.heads import head_path
 from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
-from ridgeline.errors import ConfigError, ModelLoadError
+from ridgeline.errors import ModelLoadError
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 """What a config.json calls the target layers whose inputs are read."""
@@ -20,13 +21,13 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 def eagle3_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
     """`eagle3:PATH`, a folder or hub repository in EAGLE-3's own layout or that of speculators.
 
+    Without a path, the head that is known for the model.
+
     Raises:
-        ConfigError: no path, or a head of another model.
+        ConfigError: no head is known, or a head of another model.
         ModelLoadError, UnsupportedModelError: see `load_recurrent`.
     """
-    if not argument:
-        raise ConfigError("drafter 'eagle3' needs a head: eagle3:PATH")
-    files = read_files(argument)
+    files = read_files(head_path(argument, "eagle3", context.target))
     head = load_recurrent(
         files,
         EAGLE3,

@@ -29,7 +29,8 @@ from ridgeline.draft.checkpoint import (
     read_files,
 )
 from ridgeline.draft.growth import Growth
-from ridgeline.errors import ConfigError, ModelLoadError
+from ridgeline.draft.heads import head_path
+from ridgeline.errors import ModelLoadError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.linear import native_kernels, pack, product
 from ridgeline.model.load import LoadedModel, quantized_bits
@@ -181,13 +182,14 @@ class _NativeHeads:
 def medusa_drafter(argument: str, context: DraftContext) -> MedusaDrafter:
     """`medusa:PATH`, a folder or hub repository in Medusa's own layout.
 
+    Without a path, the heads that are known for the model.
+
     Raises:
-        ConfigError: no path, or heads of another model.
+        ConfigError: no head is known, or heads of another model.
         ModelLoadError: the files are missing, damaged or incomplete.
     """
-    if not argument:
-        raise ConfigError("drafter 'medusa' needs heads: medusa:PATH")
-    network, ids = load_medusa(read_files(argument), context.target)
+    files = read_files(head_path(argument, "medusa", context.target))
+    network, ids = load_medusa(files, context.target)
     return MedusaDrafter(network, context, ids)
 
 

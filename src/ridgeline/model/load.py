@@ -196,7 +196,7 @@ def _load_dense(
         pack_linears(module)
         model = TorchModel(module)
     return LoadedModel(
-        name=Path(path).stem if local else path,
+        name=_model_name(path) if local else path,
         model=model,
         tokenizer=tokenizer,
         end_tokens=end_tokens(module.generation_config, module.config),
@@ -223,6 +223,11 @@ def _load_quantised(path: str, device: torch.device, bits: int | None) -> Loaded
         context_len=context_length(config),
         vocab_size=config.vocab_size,
     )
+
+
+def _model_name(path: str) -> str:
+    """That of a folder or of a GGUF file; a name may hold dots ("Qwen2.5-1.5B")."""
+    return Path(path).expanduser().resolve().name.removesuffix(".gguf")
 
 
 def _check_complete(path: str, report: Mapping[str, Any]) -> None:
