@@ -6,6 +6,7 @@ wrong costs speed and nothing else. docs/add_a_drafter.md shows how to write one
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -119,11 +120,18 @@ def drafter_names() -> list[str]:
 def create_drafter(spec: str, context: DraftContext) -> Drafter | None:
     """Builds the drafter of a spec NAME[:ARGUMENT]; None means plain decoding.
 
+    SPEC+SPEC is two in one: the second drafts where the first has nothing to say.
+
     Raises:
         ConfigError: no drafter of that name, or its argument is wrong.
     """
     if not isinstance(spec, str):
         raise ConfigError(f"drafter is {spec!r}; it must be a string NAME or NAME:ARGUMENT")
+    if both := re.fullmatch(rf"(.+?)\+((?:{'|'.join(_FACTORIES)})(?::.*)?)", spec):
+        from ridgeline.draft.fallback import FallbackDrafter
+
+        first, second = (create_drafter(part, context) for part in both.groups())
+        return FallbackDrafter(first, second) if first and second else first or second
     name, _, argument = spec.partition(":")
     if name not in _FACTORIES:
         raise ConfigError(
