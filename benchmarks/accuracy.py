@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from provenance import ROOT, provenance
 from ridgeline.core.batch import Entry, pack
 from ridgeline.core.tree import TokenTree
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel, load_model
+from ridgeline.provenance import ROOT, provenance
 
 HERE = Path(__file__).parent
 LLAMACPP = ROOT / ".venv-peers" / "llamacpp" / "bin" / "python"
@@ -82,7 +82,7 @@ def main() -> None:
     }
     if LLAMACPP.exists():
         results["llama.cpp"] = compare(truth, their_logits(path, segments))
-    report = {"provenance": provenance(args), "tokens": len(tokens), "results": results}
+    report = {"provenance": provenance(vars(args)), "tokens": len(tokens), "results": results}
     out = args.out or HERE / "results" / f"accuracy-{path.stem}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
