@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ridgeline.bench.measure import Contender, Load
     from ridgeline.bench.prompts import Prompt
     from ridgeline.bench.record import Record
-    from ridgeline.llm import LLM
+    from ridgeline.model.load import LoadedModel
 
 TEMPERATURES = (0.0, 1.0)
 BATCHES = (1, 4, 16)
@@ -118,9 +118,10 @@ def bench(
     file = prompt_file or SHIPPED
     jobs = read_prompts(file)
     llm = load_llm(model, dtype=dtype, quantize=quantize, device=device, threads=threads)
-    prompts = encode(llm, jobs, file, tokens)
+    prompts, loaded = encode(llm, jobs, file, tokens), llm.loaded
+    del llm  # and its cache: every round has engines of its own
     arguments = {"dtype": dtype, "quantize": quantize, "tokens": tokens, "repeat": repeat}
-    common = _common(llm, arguments | {"seed": seed}, prompts)
+    common = _common(loaded, arguments | {"seed": seed}, prompts)
     record = Record(as_json, common)
     depth = EngineConfig.depth if depth is None else depth
     contenders = [
@@ -139,11 +140,11 @@ def bench(
         for t in dict.fromkeys(temperature or TEMPERATURES)
         for b in dict.fromkeys(batch or BATCHES)
     ]
-    takes = {contender: asdict(memory(llm.loaded, contender)) for contender in contenders}
+    takes = {contender: asdict(memory(loaded, contender)) for contender in contenders}
     plan = [(c, load, takes[c]) for c in contenders for load in loads]
     interrupted = False
     try:
-        _run(llm, plan, prompts, record, repeat, seed)
+        _run(loaded, plan, prompts, record, repeat, seed)
     except KeyboardInterrupt:
         interrupted = True
     if record.runs:
@@ -153,12 +154,13 @@ def bench(
     return INTERRUPTED if interrupted else 0
 
 
-def _common(llm: LLM, arguments: dict[str, Any], prompts: Sequence[Prompt]) -> dict[str, Any]:
+def _common(
+    loaded: LoadedModel, arguments: dict[str, Any], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
     """What all runs of a file share."""
     from ridgeline.model.native import NativeModel
     from ridgeline.provenance import machine, portable
 
-    loaded = llm.loaded
     texts = json.dumps([[p.request.tokens, str(p.request.params)] for p in prompts])
     return {
         "model": {
@@ -179,7 +181,7 @@ def _common(llm: LLM, arguments: dict[str, Any], prompts: Sequence[Prompt]) -> d
 
 
 def _run(
-    llm: LLM,
+    loaded: LoadedModel,
     plan: Sequence[tuple[Contender, Load, dict[str, int]]],
     prompts: Sequence[Prompt],
     record: Record,
@@ -201,7 +203,7 @@ def _run(
             describe(f"{options['drafter']}, T = {load.temperature:g}, batch {load.batch}")
             about = {"options": options, **moment(), "load_average": os.getloadavg()}
             rounds = [
-                measure(llm.loaded, contender, load, asked[load], number, advance)
+                measure(loaded, contender, load, asked[load], number, advance)
                 for number in range(repeat)
             ]
             record.add(about | {"memory": takes} | figures_of(rounds))

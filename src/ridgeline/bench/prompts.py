@@ -51,13 +51,14 @@ def encode(llm: LLM, jobs: Sequence[Job], file: Path, tokens: int) -> list[Promp
     prompts = []
     for job in jobs:
         text = job.prompt
-        message = [{"role": "user", "content": text}] if chat and isinstance(text, str) else text
+        if chat and text and isinstance(text, str):
+            text = [{"role": "user", "content": text}]
         try:
             words = llm.bad_words(job.bad_words)
             params = replace(
                 job.params, max_tokens=tokens, n=1, logprobs=None, seed=None, bad_words=words
             )
-            request = llm.request(message, params)
+            request = llm.request(text, params)
         except RequestError as error:
             raise ConfigError(f"{file}, line {job.line}: {error}") from None
         prompts.append(Prompt(job.kind or UNNAMED, request))
