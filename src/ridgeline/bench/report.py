@@ -17,6 +17,8 @@ POSITIONS = 8
 """So many fit into a narrow terminal; the JSON file has all."""
 CELL = 5
 """Characters of the longest common figure, such as 1.25x."""
+NAMES = ("method", "here")
+"""Columns that hold no figures."""
 SETTINGS = ("depth", "nodes", "confidence", "draft_dtype", "draft_quantize")
 
 Run = dict[str, Any]
@@ -29,8 +31,8 @@ def show(console: Console, common: dict[str, Any], runs: Sequence[Run]) -> None:
     names = labels(runs)
     console.print(
         f"{model['name']}, {model['computes']}, {common['machine']['threads']} threads; "
-        f"{len(prompts['kinds'])} prompts, at most {arguments['tokens']} tokens each; medians of "
-        f"{arguments['repeat']} rounds, plain and drafted in turn",
+        f"{len(prompts['kinds'])} prompts, at most {arguments['tokens']} tokens each, plain and "
+        f"drafted in turn; medians, rounds: {arguments['repeat']}",
         soft_wrap=True,
     )
     kinds = list(dict.fromkeys(prompts["kinds"]))
@@ -167,7 +169,8 @@ def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column(columns[0], overflow="fold", min_width=14)
     for column in columns[1:]:
-        table.add_column(column, justify="right", min_width=CELL)
+        names = column in NAMES
+        table.add_column(column, justify="left" if names else "right", min_width=CELL)
     return table
 
 
@@ -192,4 +195,4 @@ def size(count: int) -> str:
         return f"{count / 1e9:.1f} GB"
     if count >= 1e6:
         return f"{count / 1e6:.1f} MB"
-    return f"{count / 1e3:.1f} kB" if count else "0"
+    return f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count} B"
