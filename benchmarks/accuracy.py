@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from provenance import ROOT, provenance
 from ridgeline.core.batch import Entry, pack
 from ridgeline.core.tree import TokenTree
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel, load_model
+from ridgeline.provenance import ROOT, provenance
 
 HERE = Path(__file__).parent
 LLAMACPP = ROOT / ".venv-peers" / "llamacpp" / "bin" / "python"
@@ -101,7 +101,7 @@ def main() -> None:
         results["llama.cpp"] = summary(*theirs)
         results["difference in KL"] = difference(ours[0], theirs[0])
         results["difference in same_first"] = difference(ours[1], theirs[1])
-    report = {"provenance": provenance(args), "tokens": len(tokens), "results": results}
+    report = {"provenance": provenance(vars(args)), "tokens": len(tokens), "results": results}
     out = args.out or HERE / "results" / f"accuracy-{path.stem}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from provenance import provenance
 from ridgeline.kv.blocks import BlockPool
 from ridgeline.kv.store import KVStore, LayerShape, bytes_per_token
 from ridgeline.kv.table import BlockTable
+from ridgeline.provenance import provenance
 
 BLOCK_SIZE = 16
 LAYERS = (LayerShape((3, 64), (3, 64), torch.bfloat16),) * 30
@@ -210,7 +210,7 @@ def main() -> None:
         parser.error(f"lengths are multiples of {BLOCK_SIZE}")
     torch.set_num_threads(args.threads)
     report = {
-        "provenance": provenance(args),
+        "provenance": provenance(vars(args)),
         "operations": operations(args.lengths, args.repeats),
         "memory": {load: memory(kinds, args.steps) for load, kinds in LOADS.items()},
     }

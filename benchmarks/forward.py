@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from provenance import ROOT, provenance
 from ridgeline.core.batch import Entry, pack
 from ridgeline.core.tree import TokenTree
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import load_model
 from ridgeline.model.target import Model
 from ridgeline.model.threads import set_threads
+from ridgeline.provenance import ROOT, provenance
 
 HERE = Path(__file__).parent
 LLAMACPP = ROOT / ".venv-peers" / "llamacpp" / "bin" / "python"
@@ -178,7 +178,7 @@ def main() -> None:
         "Context before one row": ("context", args.contexts, lambda n: Pass(1, 1, n)),
         "Context before eight rows": ("context", args.contexts, lambda n: Pass(1, 8, n)),
     }
-    source = provenance(args)
+    source = provenance(vars(args))
     source["versions"] |= versions
     report: dict[str, Any] = {"provenance": source, "computes": loaded.model.computes}
     text = [

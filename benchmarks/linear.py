@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from provenance import provenance
 from ridgeline import _native
 from ridgeline.model.gguf_file import read_gguf
 from ridgeline.model.linear import TYPES, PackedLinear, matrix_path, pack
+from ridgeline.provenance import provenance
 
 BYTES = 192 << 20  # of weights for each shape
 STREAM_BYTES, STREAM_PASSES = 512 << 20, 10
@@ -198,7 +198,7 @@ def main() -> None:
         results += measure(kind, shape, matrices, {}, args)
         stream = max(stream, _native.stream_read(STREAM_BYTES, STREAM_PASSES))
     report = {
-        "provenance": provenance(args),
+        "provenance": provenance(vars(args)),
         "path": matrix_path(),
         "stream_bytes_per_s": stream,
         "results": results,

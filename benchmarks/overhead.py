@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from provenance import provenance
 from ridgeline import LLM, SamplingParams
+from ridgeline.bench.prompts import SHIPPED
 from ridgeline.core.batch import Batch
 from ridgeline.model.load import load_model
 from ridgeline.model.native import NativeTarget
 from ridgeline.model.target import Target, TargetOutput
 from ridgeline.model.torch_target import TorchTarget
+from ridgeline.provenance import provenance
 
 CLASSES: tuple[Any, ...] = (TorchTarget, NativeTarget)
 HERE = Path(__file__).parent
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", help="of the weights, as for ridgeline generate")
     parser.add_argument("--depth", type=int, default=4, help="longest path of drafted tokens")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to write for each prompt")
-    parser.add_argument("--prompts", type=int, default=3, help="how many of prompts.jsonl")
+    parser.add_argument("--prompts", type=int, default=3, help="how many of those that ship")
     parser.add_argument(
         "--temperature", type=float, nargs="+", default=[0.0, 1.0], help="each is measured"
     )
@@ -80,7 +81,7 @@ def main() -> None:
         "--out", type=Path, default=HERE / "results" / "overhead.json", help="where the figures go"
     )
     args = parser.parse_args()
-    lines = (HERE / "prompts.jsonl").read_text().splitlines()
+    lines = SHIPPED.read_text().splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]
     loaded, results = load_model(args.model, args.dtype), []
     for drafter in args.drafters:
@@ -93,7 +94,9 @@ def main() -> None:
             )
             print(json.dumps(results[-1]), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"provenance": provenance(args), "results": results}, indent=2))
+    args.out.write_text(
+        json.dumps({"provenance": provenance(vars(args)), "results": results}, indent=2)
+    )
 
 
 if __name__ == "__main__":

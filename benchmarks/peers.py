@@ -21,7 +21,8 @@ from pathlib import Path
 import psutil
 
 from peers_report import add_ratios, cell, markdown, median, summarise
-from provenance import provenance
+from ridgeline.bench.prompts import SHIPPED
+from ridgeline.provenance import provenance
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -152,7 +153,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--prompt-file",
         type=Path,
-        default=HERE / "prompts.jsonl",
+        default=SHIPPED,
         help="an object with a prompt a line",
     )
     parser.add_argument("--prompts", type=int, help="only the first N prompts")
@@ -241,7 +242,7 @@ def main() -> None:
     add_ratios(engines)
     report = {
         "command": command(),
-        "provenance": provenance(args),
+        "provenance": provenance(vars(args)),
         "prompts": prompts,
         "engines": engines,
         "failed": failed,

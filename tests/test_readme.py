@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import re
 import shlex
 import tomllib
@@ -85,9 +86,10 @@ def test_every_dependency_has_its_reason() -> None:
     requirements = [
         *project["build-system"]["requires"],
         *project["project"]["dependencies"],
-        *project["project"]["optional-dependencies"]["dev"],
+        *itertools.chain(*project["project"]["optional-dependencies"].values()),
     ]
     names = {re.match(r"[\w-]+", requirement).group() for requirement in requirements}
+    names -= {"ridgeline"}  # one extra within another
     section = README.partition("## Dependencies")[2].partition("## ")[0]
     assert {name for name in names if f"`{name}`" not in section} == set()
 

@@ -14,22 +14,45 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 try:
     import typer
 except KeyboardInterrupt:  # half of the program's start, before `main` can see to it
     sys.exit(130)
 
+from ridgeline.bench.command import bench
 from ridgeline.core.params import SamplingParams
 from ridgeline.errors import ConfigError, DraftError, OutOfBlocksError, RidgelineError
+from ridgeline.options import (
+    DATA,
+    DRAFTS,
+    ENDING,
+    FAILED,
+    INTERRUPTED,
+    LEARNING,
+    MODEL,
+    SAMPLING,
+    USAGE,
+    Confidence,
+    Depth,
+    Device,
+    DraftDtype,
+    DrafterSpec,
+    DraftQuantize,
+    Dtype,
+    Model,
+    Nodes,
+    Quantize,
+    Threads,
+    check_writable,
+    option,
+)
 from ridgeline.output import report
 from ridgeline.train import METHODS
 
 if TYPE_CHECKING:
     from ridgeline.llm import LLM
-
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     help="Lossless speculative decoding: language models, faster, saying the same.",
@@ -37,36 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_MODEL, _DRAFTS, _SAMPLING, _ENDING = "Model", "Speculation", "Sampling", "Ending"
-_DATA, _LEARNING = "Data", "Training"
-
-
-def _option(help: str, panel: str, **rest: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=panel, **rest)
-
-
-Model = Annotated[
-    str | None,
-    _option(
-        "Hugging Face id, folder of safetensors, or GGUF file.",
-        _MODEL,
-        show_default="SmolLM2-135M-Instruct, fetched once",
-    ),
-]
-Dtype = Annotated[
-    str, _option("auto (a GGUF file as it is), bfloat16, float16 or float32.", _MODEL)
-]
-Quantize = Annotated[str | None, _option("int8 or int4: round the weights.", _MODEL)]
-Device = Annotated[str, _option("auto, cpu, cuda, ...", _MODEL)]
-Threads = Annotated[int | None, _option("CPU threads.", _MODEL, show_default="torch's choice")]
-DrafterSpec = Annotated[
-    str, _option("NAME or NAME:ARGUMENT; `ridgeline info` lists the names.", _DRAFTS)
-]
-Depth = Annotated[int | None, _option("Longest path of drafted tokens.", _DRAFTS, show_default="5")]
-Nodes = Annotated[
-    int | None,
-    _option("Drafted tokens per text and step.", _DRAFTS, show_default="as many as the depth"),
-]
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)
@@ -106,84 +100,67 @@ def generate(
     device: Device = "auto",
     threads: Threads = None,
     batch: Annotated[
-        int | None, _option("Texts generated at once.", _MODEL, show_default="32")
+        int | None, option("Texts generated at once.", MODEL, show_default="32")
     ] = None,
     kv_tokens: Annotated[
         int | None,
-        _option("Capacity of the cache.", _MODEL, show_default="from free memory"),
+        option("Capacity of the cache.", MODEL, show_default="from free memory"),
     ] = None,
     drafter: DrafterSpec = "auto",
-    draft_dtype: Annotated[
-        str,
-        _option("Of the drafter's weights; auto: a GGUF file's own, else the target's.", _DRAFTS),
-    ] = "auto",
-    draft_quantize: Annotated[
-        str | None,
-        _option(
-            "int8, int4 or none: round the drafter's weights.",
-            _DRAFTS,
-            show_default="int4 where they run natively",
-        ),
-    ] = None,
+    draft_dtype: DraftDtype = "auto",
+    draft_quantize: DraftQuantize = None,
     depth: Depth = None,
-    confidence: Annotated[
-        float | None,
-        _option(
-            "End a draft that is less likely than this to be accepted; 0: never.",
-            _DRAFTS,
-            show_default="0.5",
-        ),
-    ] = None,
+    confidence: Confidence = None,
     nodes: Nodes = None,
     verify: Annotated[
         str | None,
-        _option("Rule: match, rejection or block.", _DRAFTS, show_default="match"),
+        option("Rule: match, rejection or block.", DRAFTS, show_default="match"),
     ] = None,
     temperature: Annotated[
-        float, _option("0 takes the most probable token.", _SAMPLING)
+        float, option("0 takes the most probable token.", SAMPLING)
     ] = SamplingParams.temperature,
-    top_k: Annotated[int, _option("Keep the k most probable; 0: all.", _SAMPLING)] = (
+    top_k: Annotated[int, option("Keep the k most probable; 0: all.", SAMPLING)] = (
         SamplingParams.top_k
     ),
-    top_p: Annotated[float, _option("Keep this probability mass.", _SAMPLING)] = (
+    top_p: Annotated[float, option("Keep this probability mass.", SAMPLING)] = (
         SamplingParams.top_p
     ),
     min_p: Annotated[
-        float, _option("Keep tokens of this share of the largest probability.", _SAMPLING)
+        float, option("Keep tokens of this share of the largest probability.", SAMPLING)
     ] = SamplingParams.min_p,
     repetition_penalty: Annotated[
-        float, _option("Divides the logits of tokens that occurred.", _SAMPLING)
+        float, option("Divides the logits of tokens that occurred.", SAMPLING)
     ] = SamplingParams.repetition_penalty,
     frequency_penalty: Annotated[
-        float, _option("Subtracted per occurrence in the output.", _SAMPLING)
+        float, option("Subtracted per occurrence in the output.", SAMPLING)
     ] = SamplingParams.frequency_penalty,
     presence_penalty: Annotated[
-        float, _option("Subtracted once from what occurred in the output.", _SAMPLING)
+        float, option("Subtracted once from what occurred in the output.", SAMPLING)
     ] = SamplingParams.presence_penalty,
     logit_bias: Annotated[
-        list[str] | None, _option("ID=BIAS, added to a token's logit; repeatable.", _SAMPLING)
+        list[str] | None, option("ID=BIAS, added to a token's logit; repeatable.", SAMPLING)
     ] = None,
     bad_words: Annotated[
-        list[str] | None, _option("Text that must not be written; repeatable.", _SAMPLING)
+        list[str] | None, option("Text that must not be written; repeatable.", SAMPLING)
     ] = None,
     seed: Annotated[
-        int | None, _option("The same seed gives the same text.", _SAMPLING, show_default="random")
+        int | None, option("The same seed gives the same text.", SAMPLING, show_default="random")
     ] = SamplingParams.seed,
-    n: Annotated[int, _option("Samples per prompt.", _SAMPLING)] = SamplingParams.n,
+    n: Annotated[int, option("Samples per prompt.", SAMPLING)] = SamplingParams.n,
     logprobs: Annotated[
         int | None,
-        _option("With --json: log-probabilities, and the N largest beside.", _SAMPLING),
+        option("With --json: log-probabilities, and the N largest beside.", SAMPLING),
     ] = SamplingParams.logprobs,
-    max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = SamplingParams.max_tokens,
-    min_tokens: Annotated[int, _option("Shortest text.", _ENDING)] = SamplingParams.min_tokens,
+    max_tokens: Annotated[int, option("Longest text.", ENDING)] = SamplingParams.max_tokens,
+    min_tokens: Annotated[int, option("Shortest text.", ENDING)] = SamplingParams.min_tokens,
     stop: Annotated[
-        list[str] | None, _option("Text that ends the output; repeatable.", _ENDING)
+        list[str] | None, option("Text that ends the output; repeatable.", ENDING)
     ] = None,
     stop_token_ids: Annotated[
-        list[int] | None, _option("Token id that ends the output; repeatable.", _ENDING)
+        list[int] | None, option("Token id that ends the output; repeatable.", ENDING)
     ] = None,
     ignore_eos: Annotated[
-        bool, _option("The model's own end tokens do not end the text.", _ENDING)
+        bool, option("The model's own end tokens do not end the text.", ENDING)
     ] = SamplingParams.ignore_eos,
 ) -> int:
     """Write what comes after a prompt, or many."""
@@ -242,9 +219,9 @@ def demo(
     device: Device = "auto",
     threads: Threads = None,
     drafter: DrafterSpec = "auto",
-    depth: Annotated[int, _option("Longest path of drafted tokens.", _DRAFTS)] = 4,
+    depth: Annotated[int, option("Longest path of drafted tokens.", DRAFTS)] = 4,
     nodes: Nodes = None,
-    max_tokens: Annotated[int, _option("Longest text.", _ENDING)] = 300,
+    max_tokens: Annotated[int, option("Longest text.", ENDING)] = 300,
     svg: Annotated[
         Path | None, typer.Option(help="Also save what was shown, as a picture.")
     ] = None,
@@ -255,7 +232,7 @@ def demo(
     from ridgeline.demo import run
 
     if svg is not None:
-        _check_writable(svg)
+        check_writable(svg, "the picture")
     console = Console() if svg is None else Console(record=True, force_terminal=True, width=96)
     run(
         console,
@@ -293,26 +270,26 @@ def train(
     threads: Threads = None,
     data: Annotated[
         list[Path] | None,
-        _option("Text, code, a folder of them, or FILE.jsonl of messages; repeatable.", _DATA),
+        option("Text, code, a folder of them, or FILE.jsonl of messages; repeatable.", DATA),
     ] = None,
     distill: Annotated[
         str | None,
-        _option("Prompts that the model answers itself: a file, or `default`.", _DATA),
+        option("Prompts that the model answers itself: a file, or `default`.", DATA),
     ] = None,
-    answers: Annotated[int, _option("Answers to each prompt.", _DATA)] = 3,
-    answer_tokens: Annotated[int, _option("Longest answer.", _DATA)] = 256,
-    cache_gb: Annotated[float, _option("Room for hidden states on disk.", _DATA)] = 20.0,
-    steps: Annotated[int, _option("Positions ahead to train on.", _LEARNING)] = 5,
-    draft_vocab: Annotated[int, _option("Most frequent ids, to draft from.", _LEARNING)] = 8192,
+    answers: Annotated[int, option("Answers to each prompt.", DATA)] = 3,
+    answer_tokens: Annotated[int, option("Longest answer.", DATA)] = 256,
+    cache_gb: Annotated[float, option("Room for hidden states on disk.", DATA)] = 20.0,
+    steps: Annotated[int, option("Positions ahead to train on.", LEARNING)] = 5,
+    draft_vocab: Annotated[int, option("Most frequent ids, to draft from.", LEARNING)] = 8192,
     intermediate: Annotated[
-        int | None, _option("Width of the MLP.", _LEARNING, show_default="8/3 of the hidden size")
+        int | None, option("Width of the MLP.", LEARNING, show_default="8/3 of the hidden size")
     ] = None,
-    epochs: Annotated[int, _option("Passes over the data.", _LEARNING)] = 8,
-    learning_rate: Annotated[float, _option("Highest learning rate.", _LEARNING)] = 1e-3,
+    epochs: Annotated[int, option("Passes over the data.", LEARNING)] = 8,
+    learning_rate: Annotated[float, option("Highest learning rate.", LEARNING)] = 1e-3,
     minutes: Annotated[
-        float | None, _option("Stop training after so long.", _LEARNING, show_default="never")
+        float | None, option("Stop training after so long.", LEARNING, show_default="never")
     ] = None,
-    seed: Annotated[int, _option("Of data, weights and order.", _LEARNING)] = 0,
+    seed: Annotated[int, option("Of data, weights and order.", LEARNING)] = 0,
     compact: Annotated[
         bool, typer.Option("--compact", help="Leave out the LM head, which is the model's own.")
     ] = False,
@@ -362,12 +339,6 @@ def _biases(texts: Sequence[str]) -> dict[int, float]:
             raise ConfigError(f"logit_bias names token {int(token)} twice; give one bias a token")
         biases |= new
     return biases
-
-
-def _check_writable(file: Path) -> None:
-    """Refuses a file that could not be written later, when the work is done."""
-    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"cannot write the picture {file}; give a file in a folder of yours")
 
 
 def execute(arguments: Sequence[str]) -> int:

@@ -17,6 +17,8 @@ MOST_DIGITS = 20
 """Of a token id: Python refuses to read numbers of thousands of them."""
 
 PROMPT_KEYS = ("prompt", "messages")
+KIND = "kind"
+"""A name for what a prompt asks for, which a benchmark reports by."""
 PARAM_KEYS = tuple(field.name for field in fields(SamplingParams))
 
 
@@ -30,6 +32,8 @@ class Job:
     """as text: the model that turns them into token ids is loaded later"""
     line: int | None = None
     """of the file; None for a prompt of the command line"""
+    kind: str | None = None
+    """what it asks for, where the file says so"""
 
 
 def read_jobs(
@@ -38,7 +42,8 @@ def read_jobs(
     """Reads a prompt file; `params` and `bad_words` hold wherever a line does not set them.
 
     A file named *.jsonl has an object a line: `prompt` (text) or `messages` (role and content),
-    and any field of SamplingParams, where `bad_words` are strings. Blank lines are skipped.
+    perhaps a `kind`, and any field of SamplingParams, where `bad_words` are strings. Blank lines
+    are skipped.
 
     Returns:
         The jobs, and one message for each broken line, naming it.
@@ -82,11 +87,13 @@ def _from_json(text: str, job: Job) -> Job:
         raise RequestError(f"not valid JSON: {error}") from None
     if not isinstance(given, dict):
         raise RequestError('not a JSON object, such as {"prompt": "Once upon a time"}')
-    unknown = given.keys() - {*PROMPT_KEYS, *PARAM_KEYS}
+    known = (*PROMPT_KEYS, KIND, *PARAM_KEYS)
+    unknown = given.keys() - {*known}
     if unknown:
-        raise RequestError(
-            f"unknown key {min(unknown)!r}; the keys are {', '.join((*PROMPT_KEYS, *PARAM_KEYS))}"
-        )
+        raise RequestError(f"unknown key {min(unknown)!r}; the keys are {', '.join(known)}")
+    kind = given.pop(KIND, None)
+    if not isinstance(kind, str | None):
+        raise RequestError(f"kind is {kind!r}; it must be a string")
     if sum(key in given for key in PROMPT_KEYS) != 1:
         raise RequestError("it must have either `prompt` or `messages`")
     words = given.pop("bad_words", job.bad_words)
@@ -102,7 +109,11 @@ def _from_json(text: str, job: Job) -> Job:
             for token, bias in changes["logit_bias"].items()
         }
     return replace(
-        job, prompt=prompt, params=replace(job.params, **changes), bad_words=tuple(words)
+        job,
+        prompt=prompt,
+        params=replace(job.params, **changes),
+        bad_words=tuple(words),
+        kind=kind,
     )
 
 

@@ -30,6 +30,8 @@ class Needs:
     """target layers whose input hidden states `observe` receives (num_layers: the final, normed)"""
     kv: tuple[LayerShape, ...] = ()
     """layers of its own in the cache, over the same slots as the target's"""
+    weights: int = 0
+    """bytes of its own weights, for reports"""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,11 @@ class FallbackDrafter:
             )
         self.name = f"{first.name}+{second.name}"
         features = tuple(dict.fromkeys((*first.needs.features, *second.needs.features)))
-        self.needs = Needs(features=features, kv=(*first.needs.kv, *second.needs.kv))
+        self.needs = Needs(
+            features=features,
+            kv=(*first.needs.kv, *second.needs.kv),
+            weights=first.needs.weights + second.needs.weights,
+        )
         self._drafters = (first, second)
 
     def bind(self, store: KVStore, first_layer: int) -> None:

@@ -7,6 +7,7 @@ that are likeliest at the step at hand, by the product of the heads' own probabi
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, cast
@@ -32,7 +33,7 @@ from ridgeline.draft.growth import Growth
 from ridgeline.draft.heads import head_path
 from ridgeline.errors import ModelLoadError
 from ridgeline.kv.store import KVStore
-from ridgeline.model.linear import native_kernels, pack, product
+from ridgeline.model.linear import native_kernels, pack, product, weight_bytes
 from ridgeline.model.load import LoadedModel, quantized_bits
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
@@ -83,11 +84,11 @@ class MedusaDrafter:
         self, network: MedusaHeads, context: DraftContext, draft_ids: Tensor | None = None
     ) -> None:
         target = context.target.model
-        self.needs = Needs(features=(len(target.layers),))
         self._context = context
         self._draft_ids = draft_ids
         self._heads = len(network.layers)
-        self._run = _runner(network, context)
+        self._run, size = _runner(network, context)
+        self.needs = Needs(features=(len(target.layers),), weights=size)
         self._hidden: dict[int, Tensor] = {}  # per sequence: [H] of the last token but one
 
     def bind(self, store: KVStore, first_layer: int) -> None:
@@ -132,11 +133,12 @@ class MedusaDrafter:
         return sequence.rows(tree, np.arange(self._heads))
 
 
-def _runner(network: MedusaHeads, context: DraftContext) -> Any:
-    """A function from hidden states [A,H] to logits f32[A,K,V]."""
+def _runner(network: MedusaHeads, context: DraftContext) -> tuple[Any, int]:
+    """A function from hidden states [A,H] to logits f32[A,K,V], and the bytes of its weights."""
     target = context.target.model
     if target.device.type == "cpu" and native_kernels() is not None:
-        return _NativeHeads(network.float(), context)
+        heads = _NativeHeads(network.float(), context)
+        return heads, heads.nbytes
     dtype = torch.float32 if target.device.type == "cpu" else target.dtype
     network = network.to(target.device, dtype).eval()
 
@@ -148,7 +150,7 @@ def _runner(network: MedusaHeads, context: DraftContext) -> Any:
         flat = target.unembed(states.transpose(0, 1).flatten(0, 1))
         return flat.view(len(hidden), -1, flat.shape[-1])
 
-    return run
+    return run, weight_bytes(network)
 
 
 class _NativeHeads:
@@ -163,6 +165,8 @@ class _NativeHeads:
         self._blocks = [[matrix(block) for block in blocks] for blocks in network.layers]
         self._heads = [matrix(head) for head in network.lm_heads]
         self._target = context.target.model
+        matrices = [*itertools.chain(*self._blocks), *self._heads]
+        self.nbytes = sum(matrix.nbytes for matrix in matrices)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         states = []

@@ -42,7 +42,7 @@ class ModelDrafter:
     name = "model"
 
     def __init__(self, draft: LoadedModel, context: DraftContext) -> None:
-        self.needs = Needs(kv=draft.model.layers)
+        self.needs = Needs(kv=draft.model.layers, weights=draft.model.nbytes)
         self._draft = draft
         self._context = context
         self._fed: dict[int, int] = {}  # per sequence: chain nodes whose keys and values are held

@@ -12,7 +12,13 @@ from ridgeline.attention.reference import compute_dtype, mask_bias, tree_attenti
 from ridgeline.core.batch import Batch
 from ridgeline.draft.network import RecurrentHead
 from ridgeline.kv.store import KVStore, LayerShape
-from ridgeline.model.linear import native_kernels, native_module, pack, product
+from ridgeline.model.linear import (
+    native_kernels,
+    native_module,
+    pack,
+    product,
+    weight_bytes,
+)
 from ridgeline.model.native import LayerCaches, NativeModel, decode
 from ridgeline.model.target import Model
 
@@ -22,6 +28,8 @@ class PagedHead(Protocol):
 
     kv: LayerShape
     device: torch.device
+    nbytes: int
+    """of its own weights, without those that are the target's"""
 
     def bind(self, store: KVStore, layer: int) -> None:
         """Where its keys and values go. Called once."""
@@ -60,6 +68,7 @@ class TorchHead:
         self.device = target.device
         dtype = torch.float32 if self.device.type == "cpu" else target.dtype
         self._network = network.to(self.device, dtype).eval()
+        self.nbytes = weight_bytes(network)
         self._target = target
         self._dtype = dtype
         self.kv = _kv(network, dtype)
@@ -104,10 +113,6 @@ class NativeHead:
         self._fuse, self._project, head = (
             _take(network, name, bits) for name in ("fuse", "project", "head")
         )
-        if head is None:
-            assert isinstance(target, NativeModel)
-            head = target.head
-        self._head = head
         self._decoder = native_module().Decoder(
             hidden=c.hidden_size,
             input=c.hidden_size if shape.projected else shape.target_hidden + c.hidden_size,
@@ -118,15 +123,22 @@ class NativeHead:
             inverse_frequencies=network.rotary.inv_freq.float().numpy(),
             rotary_scale=float(network.rotary.attention_scaling),
         )
-        matrices = ("query", "key", "value", "output", "gate", "up", "down")
+        names = ("query", "key", "value", "output", "gate", "up", "down")
+        matrices = [_take(network, name, bits) for name in names]
+        own = [*matrices, self._fuse, self._project, head]
+        self.nbytes = sum(matrix.nbytes for matrix in own if matrix is not None)
         self._decoder.add_layer(
             attention_norm=_vector(network.attention_norm),
             mlp_norm=_vector(network.mlp_norm),
             query_norm=_vector(network.query_norm),
             key_norm=_vector(network.key_norm),
-            weights=[_take(network, name, bits) for name in matrices],
+            weights=matrices,
             window=0,
         )
+        if head is None:
+            assert isinstance(target, NativeModel)
+            head = target.head
+        self._head = head
         self._decoder.finish(norm=_vector(network.norm), head=head)
 
     def bind(self, store: KVStore, layer: int) -> None:

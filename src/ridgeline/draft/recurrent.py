@@ -45,7 +45,7 @@ class RecurrentDrafter:
     ) -> None:
         """`draft_ids` i64[Vd] are the tokens that the head's logits stand for; None: all ids."""
         self.name = name
-        self.needs = Needs(features=features, kv=(head.kv,))
+        self.needs = Needs(features=features, kv=(head.kv,), weights=head.nbytes)
         self._head = head
         self._context = context
         self._draft_ids = draft_ids

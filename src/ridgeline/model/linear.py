@@ -118,6 +118,12 @@ def _packs(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
 
 
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a module's parameters, packed layers included."""
+    packed = (m.matrix for m in module.modules() if isinstance(m, PackedLinear))
+    return sum(int(weights.nbytes) for weights in (*module.parameters(), *packed))
+
+
 def set_native_threads(threads: int) -> None:
     """Size the native product's pool of threads, where the extension is built."""
     if _native is not None:

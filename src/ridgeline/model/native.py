@@ -43,6 +43,10 @@ class WeightSource(Protocol):
         """f32[T,H] for ids i64[T]."""
 
     @property
+    def embedding_bytes(self) -> int:
+        """What the embedding takes, in memory or in a mapped file."""
+
+    @property
     def computes(self) -> str:
         """The number format, for people."""
 
@@ -68,14 +72,17 @@ class NativeModel:
             inverse_frequencies=frequencies,
             rotary_scale=scale,
         )
+        self._matrix_bytes = 0
         for index in range(config.num_hidden_layers):
             name = f"model.layers.{index}."
+            weights = [source.matrix(name + matrix) for matrix in _MATRICES]
+            self._matrix_bytes += sum(matrix.nbytes for matrix in weights)
             self.decoder.add_layer(
                 attention_norm=source.vector(name + "input_layernorm"),
                 mlp_norm=source.vector(name + "post_attention_layernorm"),
                 query_norm=source.vector(name + "self_attn.q_norm"),
                 key_norm=source.vector(name + "self_attn.k_norm"),
-                weights=[source.matrix(name + matrix) for matrix in _MATRICES],
+                weights=weights,
                 window=_window(config, index),
             )
         self.head = source.matrix("lm_head")
@@ -94,6 +101,12 @@ class NativeModel:
     def dtype(self) -> torch.dtype:
         """Of keys and values."""
         return self._cache_dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices and the embedding; norms and biases are left out."""
+        embedding: int = self._source.embedding_bytes
+        return self._matrix_bytes + int(self.head.nbytes) + embedding
 
     @property
     def computes(self) -> str:
@@ -213,6 +226,11 @@ class ModuleSource:
         if self._bits:
             return f"int{self._bits}"
         return str(self._embedding.dtype).removeprefix("torch.")
+
+    @property
+    def embedding_bytes(self) -> int:
+        """What the embedding takes in memory."""
+        return int(self._embedding.nbytes)
 
     def matrix(self, name: str) -> Any:
         """A packed matrix with its bias; the module's own copy goes, so memory grows by one."""

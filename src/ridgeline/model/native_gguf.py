@@ -55,6 +55,11 @@ class GGUFSource:
         if bits and any(len(t.shape) == 2 and _bits(t.kind) > bits for t in self._tensors.values()):
             self.computes += f", at most {bits} bits"
 
+    @property
+    def embedding_bytes(self) -> int:
+        """What the embedding takes in the mapped file."""
+        return self._embedding.nbytes
+
     def matrix(self, name: str) -> Any:
         """A packed matrix with its bias."""
         tensor = self._tensors.get(name + ".weight")

@@ -59,6 +59,10 @@ class Model(Protocol):
         """Of its keys and values, and of its weights unless those are quantised."""
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, the embedding included."""
+
+    @property
     def computes(self) -> str:
         """For people: what computes it, and in which number format."""
 

@@ -19,7 +19,7 @@ from ridgeline.attention.interface import ATTENTION, AttentionContext, layer_nam
 from ridgeline.core.batch import Batch
 from ridgeline.errors import ConfigError, UnsupportedModelError
 from ridgeline.kv.store import KVStore, LayerShape
-from ridgeline.model.linear import PackedLinear
+from ridgeline.model.linear import PackedLinear, weight_bytes
 from ridgeline.model.target import TargetOutput, check_features
 from ridgeline.model.threads import operator_threads
 
@@ -40,6 +40,11 @@ class TorchModel:
     def dtype(self) -> torch.dtype:
         """Of weights, activations, keys and values."""
         return self.layers[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, the embedding included."""
+        return weight_bytes(self.module)
 
     @property
     def computes(self) -> str:

@@ -1,0 +1,222 @@
+"""One drafter beside plain decoding, on the same loaded target, in turns.
+
+Every round has engines of its own, warmed up, so that a drafter that learns from what it has seen
+knows no answer of an earlier round. Within a round the prompts go through in groups of the batch's
+size; each group is written plainly and with drafts, one right after the other, and which comes
+first alternates. Whatever the machine does meanwhile, it does to both.
+
+Only steps that decode are counted: those that read prompts as well are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+from ridgeline.bench.clock import Clock, clocked
+from ridgeline.bench.prompts import Prompt
+from ridgeline.config import EngineConfig
+from ridgeline.core.params import SamplingParams
+from ridgeline.core.sequence import Sequence, Speculation
+from ridgeline.engine import BLOCK_SIZE
+from ridgeline.kv.store import bytes_per_token
+from ridgeline.llm import LLM, Request
+from ridgeline.model.load import LoadedModel
+
+PLAIN = "none"
+"""The drafter of plain decoding."""
+WARM_UP = range(8, 24)
+"""Token ids of a prompt that warms an engine up: any will do, but not those that are measured."""
+WARM_UP_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter and its options."""
+
+    drafter: str
+    depth: int = EngineConfig.depth
+    nodes: int = EngineConfig.depth
+    confidence: float = EngineConfig.confidence
+    draft_dtype: str = "auto"
+    draft_quantize: str = "auto"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked for at once, and how it is sampled."""
+
+    temperature: float
+    batch: int
+
+
+@dataclass
+class Text:
+    """One answer, and what it took."""
+
+    kind: str
+    speculation: Speculation
+    tokens: list[int] = field(default_factory=list)
+    emitted: int = 0
+    """tokens of decode steps"""
+    seconds: float = 0.0
+    """duration of the decode steps that it took part in"""
+
+
+@dataclass
+class Side:
+    """All answers of one engine in one round; sums over its decode steps."""
+
+    texts: list[Text] = field(default_factory=list)
+    emitted: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    target_seconds: float = 0.0
+    drafter_seconds: float = 0.0
+    levels: int = 0
+    """depths of the deepest tree of each step"""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Every prompt once, plainly and with drafts; the texts of both in the same order."""
+
+    plain: Side
+    drafted: Side
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a drafter takes."""
+
+    weights: int
+    """bytes"""
+    kv_per_token: int
+    """bytes of each token of each sequence"""
+
+
+def engine_of(
+    loaded: LoadedModel, contender: Contender, batch: int = 1, tokens: int = BLOCK_SIZE
+) -> LLM:
+    """An engine for `batch` sequences of at most `tokens` tokens, drafts aside.
+
+    Raises:
+        RidgelineError: see `LLM`.
+    """
+    blocks = -(-(tokens + contender.nodes) // BLOCK_SIZE) + 1
+    return LLM(
+        loaded,
+        drafter=contender.drafter,
+        draft_dtype=contender.draft_dtype,
+        draft_quantize=contender.draft_quantize,
+        max_batch=batch,
+        # Room for every draft that was asked for, also in a large batch.
+        max_batch_tokens=max(EngineConfig.max_batch_tokens, batch * (contender.nodes + 1)),
+        kv_tokens=batch * blocks * BLOCK_SIZE,
+        prefix_sharing=False,  # a second round would find the prompts of the first
+        depth=contender.depth,
+        nodes=contender.nodes,
+        confidence=contender.confidence,
+    )
+
+
+def memory(loaded: LoadedModel, contender: Contender) -> Memory:
+    """Loads the drafter to see what it takes; what is wrong with it comes to light early, too.
+
+    Raises:
+        RidgelineError: see `LLM`.
+    """
+    drafter = engine_of(loaded, contender).drafter
+    if drafter is None:
+        return Memory(0, 0)
+    return Memory(drafter.needs.weights, bytes_per_token(drafter.needs.kv))
+
+
+def requests(prompts: Seq[Prompt], load: Load, seed: int) -> list[tuple[str, Request]]:
+    """As many as fill every batch: after the last prompt the first comes again, with other seeds.
+
+    Returns:
+        Pairs of a kind and a request.
+    """
+    count = -(-len(prompts) // load.batch) * load.batch
+    chosen = [prompts[i % len(prompts)] for i in range(count)]
+    return [
+        (
+            prompt.kind,
+            replace(
+                prompt.request,
+                params=replace(
+                    prompt.request.params, temperature=load.temperature, seed=seed + number
+                ),
+            ),
+        )
+        for number, prompt in enumerate(chosen)
+    ]
+
+
+def measure(
+    loaded: LoadedModel,
+    contender: Contender,
+    load: Load,
+    asked: Seq[tuple[str, Request]],
+    number: int,
+    advance: Callable[[], None],
+) -> Round:
+    """Round `number`, from 0; `advance` is called after each group of each engine."""
+    longest = max(len(request.tokens) + request.params.max_tokens for _, request in asked)
+    longest = max(longest, len(WARM_UP) + WARM_UP_TOKENS)
+    plain, drafted = (
+        engine_of(loaded, c, load.batch, longest) for c in (Contender(PLAIN), contender)
+    )
+    for llm in (plain, drafted):
+        _warm_up(llm, load)
+    sides = {plain: Side(), drafted: Side()}
+    for turn, start in enumerate(range(0, len(asked), load.batch), start=number):
+        for llm in (plain, drafted) if turn % 2 == 0 else (drafted, plain):
+            _write(llm, asked[start : start + load.batch], sides[llm])
+            advance()
+    return Round(sides[plain], sides[drafted])
+
+
+def _warm_up(llm: LLM, load: Load) -> None:
+    """The first passes allocate memory and choose kernels; nothing that is measured pays for it."""
+    vocab_size = llm.loaded.vocab_size
+    params = SamplingParams(
+        temperature=load.temperature, seed=0, max_tokens=WARM_UP_TOKENS, ignore_eos=True
+    )
+    llm.generate([[token % vocab_size for token in WARM_UP]] * load.batch, params)
+
+
+def _write(llm: LLM, group: Seq[tuple[str, Request]], side: Side) -> None:
+    """Runs one group to its end and adds it to the side."""
+    engine = llm.engine
+    texts: dict[Sequence, Text] = {}
+    for kind, request in group:
+        (sequence,) = engine.add(request.tokens, request.params)
+        texts[sequence] = Text(kind, sequence.speculation)
+    with clocked(engine) as clock:
+        while engine.has_work:
+            clock.reset()
+            start = time.perf_counter()
+            progress = engine.step()
+            seconds = time.perf_counter() - start
+            if clock.decodes:
+                _count(side, clock, seconds)
+                for part in progress:
+                    text = texts[part.sequence]
+                    text.seconds += seconds
+                    text.emitted += len(part.pieces)
+                    side.emitted += len(part.pieces)
+    for sequence, text in texts.items():
+        text.tokens = sequence.output
+    side.texts += texts.values()
+
+
+def _count(side: Side, clock: Clock, seconds: float) -> None:
+    side.steps += 1
+    side.seconds += seconds
+    side.target_seconds += clock.target
+    side.drafter_seconds += clock.drafter
+    side.levels += clock.levels

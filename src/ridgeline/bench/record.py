@@ -1,0 +1,119 @@
+"""The file of a benchmark: written after each finished run, so that what was interrupted goes on.
+
+One file holds runs that can be compared: the same model, prompts, length, rounds and machine. The
+same command adds to it what is still missing; one with other drafters or options of theirs adds
+rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ridgeline.bench.measure import Contender, Load
+from ridgeline.bench.published import SOURCES, published
+from ridgeline.errors import ConfigError
+from ridgeline.provenance import portable
+
+FORMAT = "ridgeline bench 1"
+LONGEST = 60
+
+
+class Record:
+    """The finished runs, and what they have in common."""
+
+    def __init__(self, path: Path | None, common: dict[str, Any]) -> None:
+        """Reads the file, where there is one already.
+
+        Raises:
+            ConfigError: it is something else, or its runs were made with other arguments.
+        """
+        self._path = path
+        self.common = common
+        self.runs: list[dict[str, Any]] = []
+        if path is not None and path.exists():
+            self.runs = _read(path, common)
+
+    def holds(self, contender: Contender, load: Load) -> bool:
+        """Whether a run of these options is finished.
+
+        Raises:
+            ConfigError: it is, but the drafter's weights have changed since.
+        """
+        wanted = key(contender, load)
+        found = next((run for run in self.runs if run["options"] == wanted), None)
+        if found and _changed(contender.drafter) > datetime.fromisoformat(found["time"]):
+            raise ConfigError(
+                f"{self._path} holds figures of {wanted['drafter']} from before its weights "
+                "changed; give --json another file"
+            )
+        return found is not None
+
+    def add(self, run: dict[str, Any]) -> None:
+        """Adds a finished run and writes the file.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        self.runs.append(run)
+        if self._path is None:
+            return
+        report = {
+            "format": FORMAT,
+            **self.common,
+            "runs": self.runs,
+            "published": {"sources": SOURCES, "rows": [asdict(row) for row in published()]},
+        }
+        part = self._path.with_name(self._path.name + ".part")
+        try:
+            part.write_text(json.dumps(report, indent=2) + "\n")
+            os.replace(part, self._path)  # whole or not at all
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._path}: {error.strerror}") from None
+
+
+def key(contender: Contender, load: Load) -> dict[str, Any]:
+    """What tells one run of a file from another."""
+    return {name: portable(value) for name, value in (asdict(contender) | asdict(load)).items()}
+
+
+def _changed(drafter: str) -> datetime:
+    """When the files that a drafter's argument names were last written; long ago if it names none.
+
+    In a folder those that lie in it directly count: training keeps others below.
+    """
+    path = Path(drafter.partition(":")[2] or "-")
+    files = [file for file in (path, *path.glob("*")) if file.is_file()]
+    return datetime.fromtimestamp(max((f.stat().st_mtime for f in files), default=0), UTC)
+
+
+def _read(path: Path, common: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text())
+        if found["format"] != FORMAT:
+            raise ValueError
+        runs: list[dict[str, Any]] = found["runs"]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{path} holds no results of this command; give --json another file"
+        ) from None
+    for part, values in json.loads(json.dumps(common)).items():
+        for name, value in values.items():
+            there = found.get(part, {}).get(name)
+            if there != value:
+                raise ConfigError(
+                    f"{path} holds runs with {name} {_short(there)}, now it is {_short(value)}; "
+                    "give --json another file"
+                )
+    return runs
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
