@@ -18,6 +18,8 @@ from torch import Tensor
 from ridgeline.errors import ConfigError
 
 NO_CHILD = -1
+LEAST_MASS = 1e-30
+"""What q has left counts as nothing below this: fp32 holds too few digits of such probabilities."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,15 @@ def _reject(p: Tensor, q: Tensor, child: Tensor) -> tuple[Tensor, Tensor]:
     """p and q, f32[I,V] each, once the child i64[I] was rejected.
 
     Where there is no child, or q could not have drawn it, nothing was learnt and nothing changes.
-    A residual without mass can only come of rounding: p stays.
+    A residual without mass can only come of rounding: p stays. Where q has next to nothing left it
+    becomes 0, which passes over all further children whichever they are.
     """
     drawn = ((child != NO_CHILD) & (_probability(q, child) > 0))[:, None]
     excess = _excess(p, q)
     mass = excess.sum(1, keepdim=True)
     rest = q.scatter(1, child.clamp_min(0)[:, None], 0.0)
-    rest /= rest.sum(1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
+    left = rest.sum(1, keepdim=True)
+    rest = torch.where(left > LEAST_MASS, rest / left, 0.0)
     return torch.where(drawn & (mass > 0), excess / mass, p), torch.where(drawn, rest, q)
 
 
