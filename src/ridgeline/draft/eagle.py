@@ -7,7 +7,8 @@ draws a dynamic tree with the same head.
 from __future__ import annotations
 
 from ridgeline.draft.base import DraftContext, register
-from ridgeline.draft.checkpoint import EAGLE, load_recurrent, read_files
+from ridgeline.draft.checkpoint import EAGLE, load_recurrent
+from ridgeline.draft.head_files import read_files
 from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
 from ridgeline.errors import ConfigError
 
@@ -24,4 +25,4 @@ def eagle_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
         raise ConfigError("drafter 'eagle' needs a head: eagle:PATH")
     final = (len(context.target.model.layers),)
     head = load_recurrent(read_files(argument), EAGLE, context.target, final)
-    return drafter_of("eagle", head, context)
+    return drafter_of("eagle", [head], context)
