@@ -94,6 +94,16 @@ _FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            "layer_types": ["full_attention"] * 3,  # others carry a state
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "qwen2_moe": (
         "qwen2_moe",
         {

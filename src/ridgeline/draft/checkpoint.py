@@ -2,29 +2,25 @@
 
 Which parts a head has is read off its tensors; config.json says the rest. Layouts: EAGLE-1/2 and
 EAGLE-3 (github.com/SafeAILab/EAGLE), the same two as speculators folders
-(github.com/vllm-project/speculators), and MTP modules as DeepSeek-V3 stores them.
+(github.com/vllm-project/speculators), and MTP modules as DeepSeek-V3 names their parts.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from ridgeline.draft.head_files import HeadFiles
 from ridgeline.draft.network import NORMS, HeadShape, RecurrentHead
 from ridgeline.errors import ConfigError, ModelLoadError, UnsupportedModelError, reason
-from ridgeline.model import hub
 from ridgeline.model.load import LoadedModel
 
-FILES = ("*.json", "*.safetensors", "*.bin", "*.pt")
 _BLOCK = {
     **{f"self_attn.{p[0]}_proj": p for p in ("query", "key", "value")},
     "self_attn.o_proj": "output",
@@ -75,66 +71,12 @@ _RENAMED = (
 
 
 @dataclass(frozen=True)
-class HeadFiles:
-    """A head's folder as it was found."""
-
-    path: str
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
 class LoadedHead:
     """A head ready to be run beside its target."""
 
     network: RecurrentHead
     draft_ids: Tensor | None
     """i64[Vd]: the tokens that its logits stand for; None: all ids in order"""
-
-
-def read_files(path: str, wanted: str = "") -> HeadFiles:
-    """Reads a folder, or a repository of the hub: config.json and one file of tensors, or several.
-
-    Args:
-        path: the folder or the repository's name.
-        wanted: a regular expression that the names of the tensors to read begin with.
-
-    Raises:
-        ModelLoadError: it is neither, or a file is missing or damaged.
-    """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        if folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") != 1:
-            raise ModelLoadError(f"{path!r} is no folder with a draft head, nor a name on the hub")
-        folder = hub.download(path, FILES)
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path} holds no config.json, so it is not a draft head") from None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}/config.json cannot be read: {reason(error)}") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{path}/config.json holds no object")
-    files = sorted(folder.glob("*.safetensors")) or sorted(
-        file for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern)
-    )
-    if not files:
-        raise ModelLoadError(f"{path} holds no weights (*.safetensors, *.bin or *.pt)")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            if file.suffix == ".safetensors":
-                with safe_open(file, "pt") as opened:
-                    names = [name for name in opened.keys() if re.match(wanted, name)]  # noqa: SIM118
-                    tensors |= {name: opened.get_tensor(name) for name in names}
-            else:
-                read = torch.load(file, map_location="cpu", weights_only=True)
-                tensors |= {name: t for name, t in read.items() if re.match(wanted, name)}
-        except Exception as error:  # whatever a damaged or hostile file makes of the readers
-            raise ModelLoadError(f"{file} cannot be read: {reason(error)}") from error
-    if not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise ModelLoadError(f"{path} holds something else than tensors")
-    return HeadFiles(path, config, tensors)
 
 
 def load_recurrent(
@@ -262,7 +204,7 @@ def fill(
         ModelLoadError: some are missing.
         ConfigError: some have the sizes of another model's.
     """
-    wanted = dict(network.named_parameters())
+    wanted = network.state_dict(keep_vars=True)
     missing = sorted(wanted.keys() - parts.keys())
     if missing:
         raise ModelLoadError(f"{files.path} lacks the weights of {', '.join(missing[:3])}")

@@ -7,7 +7,8 @@ draws a dynamic tree with the same head.
 from __future__ import annotations
 
 from ridgeline.draft.base import DraftContext, register
-from ridgeline.draft.checkpoint import EAGLE, load_recurrent, read_files
+from ridgeline.draft.checkpoint import EAGLE, load_recurrent
+from ridgeline.draft.head_files import read_files
 from ridgeline.draft.heads import head_path
 from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
 
@@ -25,4 +26,4 @@ def eagle_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
     final = (len(context.target.model.layers),)
     files = read_files(head_path(argument, "eagle", context.target))
     head = load_recurrent(files, EAGLE, context.target, final)
-    return drafter_of("eagle", head, context)
+    return drafter_of("eagle", [head], context)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.draft.base import DraftContext, register
-from ridgeline.draft.checkpoint import EAGLE3, HeadFiles, load_recurrent, read_files
+from ridgeline.draft.checkpoint import EAGLE3, load_recurrent
+from ridgeline.draft.head_files import HeadFiles, read_files
 from ridgeline.draft.heads import head_path
 from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
 from ridgeline.errors import ModelLoadError
@@ -35,7 +36,7 @@ def eagle3_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
         _features(files, len(context.target.model.layers)),
         residual_normed=bool(files.config.get("norm_before_residual", False)),
     )
-    return drafter_of("eagle3", head, context)
+    return drafter_of("eagle3", [head], context)
 
 
 def _features(files: HeadFiles, layers: int) -> tuple[int, ...]:

@@ -21,15 +21,9 @@ from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
 from ridgeline.draft.candidates import candidates
-from ridgeline.draft.checkpoint import (
-    HeadFiles,
-    absolute_ids,
-    check_vocabulary,
-    fill,
-    hidden_size,
-    read_files,
-)
+from ridgeline.draft.checkpoint import absolute_ids, check_vocabulary, fill, hidden_size
 from ridgeline.draft.growth import Growth
+from ridgeline.draft.head_files import HeadFiles, read_files
 from ridgeline.draft.heads import head_path
 from ridgeline.errors import ModelLoadError
 from ridgeline.kv.store import KVStore

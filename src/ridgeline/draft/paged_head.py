@@ -41,8 +41,8 @@ class PagedHead(Protocol):
         """Writes the batch's keys and values.
 
         Returns:
-            Logits f32[K,Vd] of its `keep` rows, and what those rows' next step takes for its
-            hidden state, [K,H].
+            Logits f32[K,Vd] of its `keep` rows, and what the step after any row takes for its
+            hidden state, [T,H].
         """
 
 
@@ -94,8 +94,8 @@ class TorchHead:
             return tree_attention(rows, self._store, self._layer, batch, biases, scale)[0]
 
         embedding = self._target.embed(batch.tokens).to(self._dtype)
-        carried = network(embedding, hidden, batch.positions, attend)[batch.keep]
-        normed = network.normed(carried)
+        carried = network(embedding, hidden, batch.positions, attend)
+        normed = network.normed(carried[batch.keep])
         logits = network.head(normed).float() if network.head else self._target.unembed(normed)
         return logits, network.next_hidden(carried)
 
@@ -166,8 +166,7 @@ class NativeHead:
             x, inputs = product(self._project, both), None
         carried = torch.empty_like(x)
         states = {1 if network.shape.carries_normed else 2: carried}
-        logits = decode(self._decoder, self._head, batch, x, self._caches, states, inputs)
-        return logits, carried[batch.keep]
+        return decode(self._decoder, self._head, batch, x, self._caches, states, inputs), carried
 
 
 def _take(network: RecurrentHead, name: str, bits: int | None) -> Any:

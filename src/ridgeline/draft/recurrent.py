@@ -1,17 +1,24 @@
-"""Drafting with a recurrent head: EAGLE, EAGLE-3 and MTP modules share all of it.
+"""Drafting with recurrent heads: EAGLE, EAGLE-3 and MTP modules share all of it.
 
-The head's entry for token i reads the target's hidden state of token i-1 and the embedding of token
+A head's entry for token i reads the target's hidden state of token i-1 and the embedding of token
 i, and predicts token i+1. So it lies at token i's own slot, is known as soon as the target has
 computed token i-1, and depends on tokens up to i alone: a block of the cache can be shared by its
 tokens' hash. Token 0 has no entry, and positions count from token 1, as the heads were trained.
 
-Drafted tokens' entries are computed from the head's own hidden states. They are given up after the
-step, and the accepted tokens' entries are computed anew from the target's.
+Where there are several (MTP modules), one reads what the one before it gave: module k's entry for
+token i reads module k-1's hidden state of token i-1, which makes it a function of tokens up to i
+too, predicts token i+1, and exists from token k+1 on. This is how they are trained (DeepSeek-V3,
+arXiv 2412.19437, section 2.2). Level s of a draft is predicted by module s mod n; below a drafted
+token, whose target state is unknown, module 0 reads the hidden state that predicted.
+
+Drafted tokens' entries are given up after the step, and the accepted tokens' entries are computed
+anew from the target's hidden states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,36 +39,50 @@ MOST_WAITING = 64
 """Hidden states of a sequence that may wait for the next draft before its entries are computed."""
 
 
+@dataclass
+class _Known:
+    """What the entries of one sequence that are still to be computed will read."""
+
+    token: int
+    """the one before the first such entry's"""
+    target: Tensor
+    """[P,H]: the target's hidden states of `token`, the token after it, ..."""
+    modules: Tensor
+    """[n-1,H]: those that all modules but the last gave for `token`; zeros where unknown"""
+
+
 class RecurrentDrafter:
-    """Drafts trees with one recurrent head, all requests together, one pass per level."""
+    """Drafts trees with recurrent heads, all requests together, level by level."""
 
     def __init__(
         self,
         name: str,
-        head: PagedHead,
+        heads: Sequence[PagedHead],
         features: tuple[int, ...],
         context: DraftContext,
-        draft_ids: Tensor | None = None,
+        draft_ids: Sequence[Tensor | None],
     ) -> None:
-        """`draft_ids` i64[Vd] are the tokens that the head's logits stand for; None: all ids."""
+        """`draft_ids` i64[Vd] are the tokens that a head's logits stand for; None: all ids."""
         self.name = name
-        self.needs = Needs(features=features, kv=(head.kv,), weights=head.nbytes)
-        self._head = head
+        self.needs = Needs(
+            features=features,
+            kv=tuple(head.kv for head in heads),
+            weights=sum(head.nbytes for head in heads),
+        )
+        self._heads = heads
         self._context = context
         self._draft_ids = draft_ids
-        # Per sequence: hidden states [P,H] that entries of draft_len, draft_len + 1, ... will read.
-        self._waiting: dict[int, Tensor] = {}
+        self._known: dict[int, _Known] = {}
 
     def bind(self, store: KVStore, first_layer: int) -> None:
-        """Runs the head over the store's layer `first_layer`."""
-        self._head.bind(store, first_layer)
+        """Runs the heads over the store's layers from `first_layer` on."""
+        for layer, head in enumerate(self._heads, start=first_layer):
+            head.bind(store, layer)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
-        """A tree for every request whose last token's hidden state is known."""
+        """A tree for every request whose last token has an entry in every head."""
         growths = [
-            Growth(request, self._context.confidence)
-            if request.sequence.id in self._waiting
-            else None
+            Growth(request, self._context.confidence) if self._ready(request.sequence) else None
             for request in requests
         ]
         active = [growth for growth in growths if growth is not None]
@@ -69,9 +90,11 @@ class RecurrentDrafter:
             return [DraftProposal.empty() for _ in requests]
         sequences = [growth.sequence for growth in active]
         logits, hidden = self._feed(sequences, [len(s.tokens) for s in sequences])
+        level = 0
         while active:
             rows = [growth.rows() for growth in active]
-            tokens, scores = candidates(logits, rows, self._draft_ids)
+            ids = self._draft_ids[level % len(self._heads)]
+            tokens, scores = candidates(logits, rows, ids)
             start = 0
             for growth in active:
                 end = start + len(growth.frontier)
@@ -80,8 +103,9 @@ class RecurrentDrafter:
                 growth.keep_hidden(parents, hidden[start:end])
                 start = end
             active = [growth for growth in active if growth.frontier]
+            level += 1
             if active:
-                logits, hidden = self._expand(active)
+                logits, hidden = self._expand(active, level)
         return [DraftProposal.empty() if g is None else g.proposal() for g in growths]
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -92,7 +116,7 @@ class RecurrentDrafter:
             if sequence.finish_reason is not None:
                 continue
             self._take(observed)
-            if observed.tree.trunk > 1 or len(self._waiting[sequence.id]) > MOST_WAITING:
+            if observed.tree.trunk > 1 or len(self._known[sequence.id].target) > MOST_WAITING:
                 long.append(sequence)
         # Slots exist for tokens whose keys the target holds: the entries of the others wait.
         held = [max(sequence.draft_len, 1) for sequence in long]
@@ -102,61 +126,123 @@ class RecurrentDrafter:
 
     def forget(self, sequence_id: int) -> None:
         """Drops the hidden states that wait."""
-        self._waiting.pop(sequence_id, None)
+        self._known.pop(sequence_id, None)
+
+    def _ready(self, sequence: TokenSequence) -> bool:
+        """Whether all hidden states are known that the entries up to the last token will read."""
+        known, last = self._known.get(sequence.id), len(sequence.tokens) - 1
+        if known is None or last < len(self._heads):
+            return False
+        return known.token == _before(sequence) and known.token + len(known.target) == last
 
     def _take(self, observed: Observation) -> None:
         sequence, tree = observed.sequence, observed.tree
         nodes = np.arange(tree.trunk)
         if observed.check is not None:
             nodes = np.concatenate([nodes, observed.check.path[1:]])
-        at = torch.from_numpy(nodes).to(self._head.device)
+        at = torch.from_numpy(nodes).to(self._heads[0].device)
         features = torch.cat([layer[at] for layer in observed.features], -1)
-        hidden = self._head.hidden_from(features)
-        first = max(sequence.draft_len, 1) - 1  # the token whose hidden state is read next
-        waiting = self._waiting.get(sequence.id)
-        if waiting is None or first + len(waiting) != observed.start:
-            # The first of a text, or after a shared prefix: the hidden states before are not known.
-            waiting = hidden.new_zeros(max(observed.start - first, 0), hidden.shape[1])
-            hidden = hidden[max(first - observed.start, 0) :]
-        self._waiting[sequence.id] = torch.cat([waiting, hidden])
+        hidden = self._heads[0].hidden_from(features)
+        token = _before(sequence)
+        known = self._known.get(sequence.id)
+        if known and known.token == token and token + len(known.target) == observed.start:
+            known.target = torch.cat([known.target, hidden])
+            return
+        # The first of a text, or after a shared prefix: the hidden states before are not known.
+        before = hidden.new_zeros(max(observed.start - token, 0), hidden.shape[1])
+        after = hidden[max(token - observed.start, 0) :]
+        modules = hidden.new_zeros(len(self._heads) - 1, hidden.shape[1])
+        self._known[sequence.id] = _Known(token, torch.cat([before, after]), modules)
 
     def _feed(
         self, sequences: Sequence[TokenSequence], ends: Sequence[int], logits: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Computes the entries of all tokens before `ends`; logits and hidden states of the last.
+        """Computes the entries of all tokens before `ends`, in every head.
 
         Returns:
-            f32[A,Vd] and [A,H]; of no rows without `logits`.
+            Logits f32[A,Vd] of the last ones in the first head, and what the heads read below
+            them, [A,n,H]; of no meaning without `logits`.
         """
-        entries, hidden = [], []
-        for sequence, end in zip(sequences, ends, strict=True):
-            first = max(sequence.draft_len, 1)
-            tree = TokenTree.plain(sequence.tokens[first:end])
-            keep = np.arange(tree.root, tree.size) if logits else np.empty(0, np.int64)
-            entries.append(Entry(tree, first - 1, sequence.table.slots(1, end), keep))
-            waiting = self._waiting[sequence.id]
-            hidden.append(waiting[: tree.size])
-            self._waiting[sequence.id] = waiting[tree.size :]
+        known = [self._known[sequence.id] for sequence in sequences]
+        firsts = [k.token + 1 for k in known]
+        inputs = [
+            k.target[: end - first] for k, first, end in zip(known, firsts, ends, strict=True)
+        ]
+        predicted, outputs = torch.empty(0), []
+        for index, head in enumerate(self._heads):
+            entries, sizes = [], []
+            for sequence, first, end in zip(sequences, firsts, ends, strict=True):
+                start = max(first, index + 1)
+                sizes.append(max(end - start, 0))
+                if start < end:
+                    tree = TokenTree.plain(sequence.tokens[start:end])
+                    predicts = logits and index == 0
+                    keep = np.arange(tree.root if predicts else tree.size, tree.size)
+                    slots = sequence.table.slots(index + 1, end)
+                    entries.append(Entry(tree, start - index - 1, slots, keep))
+            hidden = torch.cat(inputs)
+            if entries:
+                result, hidden = head.run(pack(entries, head.device), hidden)
+                predicted = result if index == 0 else predicted
+            rows = torch.split(hidden, sizes)
+            nothing = hidden.new_zeros(1, hidden.shape[1])
+            outputs.append(torch.cat([r[-1:] if len(r) else nothing for r in rows]))
+            # The next head starts one token later, or at the same one and reads what was kept.
+            inputs = [
+                torch.cat([k.modules[index : min(index + 1, k.token)], r[:-1]])
+                for k, r in zip(known, rows, strict=True)
+            ]
+        for sequence, k, end, last in zip(
+            sequences, known, ends, torch.stack(outputs, 1), strict=True
+        ):
+            k.target = k.target[end - k.token - 1 :]
+            k.token, k.modules = end - 1, last[:-1]
             sequence.draft_len = end
-        return self._head.run(pack(entries, self._head.device), torch.cat(hidden))
+        return predicted, _below(0, outputs)
 
-    def _expand(self, active: Sequence[Growth]) -> tuple[Tensor, Tensor]:
-        """Logits f32[F,Vd] and hidden states [F,H] of the frontiers' nodes."""
-        entries, hidden = [], []
-        for growth in active:
-            table, count = growth.sequence.table, len(growth.sequence.tokens)
-            entries += growth.entries(table.slots(1, count + growth.nodes))
-            hidden += growth.parents_hidden()
-        return self._head.run(pack(entries, self._head.device), torch.stack(hidden))
+    def _expand(self, active: Sequence[Growth], level: int) -> tuple[Tensor, Tensor]:
+        """Logits f32[F,Vd] of the frontiers' nodes, and what the heads read below them [F,n,H]."""
+        used, count = level % len(self._heads), len(self._heads)
+        # A head that neither this level nor a later one is predicted by needs no entries any more.
+        wanted = {later % count for later in range(level, self._context.depth)}
+        hidden = torch.stack([h for growth in active for h in growth.parents_hidden()])
+        logits, outputs = torch.empty(0), list(hidden.unbind(1))
+        for index in sorted(wanted):
+            entries = []
+            for growth in active:
+                end = len(growth.sequence.tokens) + growth.nodes
+                entries += growth.entries(growth.sequence.table.slots(index + 1, end))
+            batch = pack(entries, self._heads[index].device)
+            if index == used:
+                logits, outputs[index] = self._heads[index].run(batch, hidden[:, index])
+            else:
+                batch = replace(batch, keep=batch.keep[:0])
+                _, outputs[index] = self._heads[index].run(batch, hidden[:, index])
+        return logits, _below(used, outputs)
 
 
-def drafter_of(name: str, head: LoadedHead, context: DraftContext) -> RecurrentDrafter:
-    """A drafter with a loaded head, on the native path where there is one.
+def _before(sequence: TokenSequence) -> int:
+    """The token before the first one whose entry is still to be computed."""
+    return max(sequence.draft_len, 1) - 1
+
+
+def _below(used: int, outputs: Sequence[Tensor]) -> Tensor:
+    """[F,n,H]: what the heads read below rows that head `used` predicted from.
+
+    Args:
+        used: its number.
+        outputs: [F,H] of every head.
+    """
+    return torch.stack([outputs[used], *outputs[:-1]], 1)
+
+
+def drafter_of(name: str, heads: Sequence[LoadedHead], context: DraftContext) -> RecurrentDrafter:
+    """A drafter with loaded heads, on the native path where there is one.
 
     Raises:
         ConfigError: `context.quantize` is no such format.
     """
-    target = context.target.model
-    paged = paged_head(head.network, target, quantized_bits(context.quantize))
-    ids = None if head.draft_ids is None else head.draft_ids.to(target.device)
-    return RecurrentDrafter(name, paged, head.network.shape.features, context, ids)
+    target, bits = context.target.model, quantized_bits(context.quantize)
+    paged = [paged_head(head.network, target, bits) for head in heads]
+    ids = [None if head.draft_ids is None else head.draft_ids.to(target.device) for head in heads]
+    return RecurrentDrafter(name, paged, heads[0].network.shape.features, context, ids)

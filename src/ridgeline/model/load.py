@@ -63,6 +63,10 @@ class LoadedModel:
     """most tokens of one sequence, prompt included"""
     vocab_size: int
     """width of the logits, padding included"""
+    source: str | None = None
+    """the hub id, folder or GGUF file that it was loaded from"""
+    family: str | None = None
+    """its architecture, as transformers' `model_type` names it"""
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens (BOS) that the tokenizer adds."""
@@ -202,6 +206,8 @@ def _load_dense(
         end_tokens=end_tokens(module.generation_config, module.config),
         context_len=context_length(module.config),
         vocab_size=module.config.vocab_size,
+        source=path,
+        family=config.model_type,
     )
 
 
@@ -222,6 +228,8 @@ def _load_quantised(path: str, device: torch.device, bits: int | None) -> Loaded
         end_tokens=end_tokens(GenerationConfig.from_pretrained(folder), config),
         context_len=context_length(config),
         vocab_size=config.vocab_size,
+        source=path,
+        family=config.model_type,
     )
 
 

@@ -142,7 +142,7 @@ def layer_shapes(module: PreTrainedModel) -> tuple[LayerShape, ...]:
             f"the model was loaded with attention {config._attn_implementation!r}; load it with "
             f"attn_implementation={ATTENTION!r}"
         )
-    probe = _ShapeProbe(config)
+    probe = ShapeProbe(config)
     token = torch.zeros((1, 1), dtype=torch.int64, device=module.device)
     try:
         with torch.inference_mode():
@@ -169,8 +169,8 @@ def layer_shapes(module: PreTrainedModel) -> tuple[LayerShape, ...]:
     return tuple(probe.shapes[index] for index in range(count))
 
 
-class _ShapeProbe:
-    """A layer context that only records what each layer would keep."""
+class ShapeProbe:
+    """A `LayerContext` that only records what each layer would keep."""
 
     def __init__(self, config: Any) -> None:
         self.shapes: dict[int, LayerShape] = {}
@@ -187,6 +187,7 @@ class _ShapeProbe:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
+        """Notes the layer's shapes; gives zeros."""
         index = module.layer_idx
         self._check_window(module, window)
         if self._latent_dim:
@@ -207,6 +208,7 @@ class _ShapeProbe:
     def update(
         self, latent: Tensor, rotary: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
+        """Notes that the layer keeps latents."""
         self._latent_dim = latent.shape[-1] + rotary.shape[-1]
         return latent, rotary
 
