@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,15 +218,24 @@ def test_a_file_of_other_arguments_is_left_alone(bench: Bench, tmp_path: Path) -
         assert out.read_text(encoding="latin-1") == content
 
 
-def test_weights_that_changed_since(bench: Bench, tmp_path: Path) -> None:
-    spec = write_head("medusa", tmp_path / "head", tiny_loaded())
+def test_heads_are_told_apart_by_their_weights(bench: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    os.utime(tmp_path / "head" / "model.safetensors", (0, time.time() - 60))
-    os.utime(tmp_path / "head" / "config.json", (0, time.time() - 60))
-    assert bench("--drafter", spec, "--json", out).code == 0
-    assert bench("--drafter", spec, "--json", out).code == 0
-    os.utime(tmp_path / "head" / "model.safetensors", (0, time.time() + 60))
-    assert_refused(bench("--drafter", spec, "--json", out), "from before its weights changed")
+    first = write_head("eagle3", tmp_path / "a" / "head", tiny_loaded())
+    second = write_head("eagle3", tmp_path / "b" / "head", tiny_loaded(), draft_vocab=40)
+
+    def runs() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(out.read_text())["runs"]
+        return found
+
+    assert bench("--drafter", first, "--json", out).code == 0
+    assert bench("--drafter", first, "--json", out).code == 0
+    assert len(runs()) == 1
+    assert bench("--drafter", second, "--json", out).code == 0
+    assert len(runs()) == 2, "another folder of the same name"
+    assert len(set(report.labels(runs()))) == 2
+    write_head("eagle3", tmp_path / "a" / "head", tiny_loaded(), draft_vocab=50)
+    assert bench("--drafter", first, "--json", out).code == 0
+    assert len(runs()) == 3, "other weights in the same folder"
 
 
 def test_without_matplotlib(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +246,7 @@ def test_without_matplotlib(bench: Bench, tmp_path: Path, monkeypatch: pytest.Mo
 
 def run_of(drafter: str, **options: Any) -> report.Run:
     settings = {"depth": 5, "nodes": 5, "confidence": 0.5}
-    quantised = {"draft_dtype": "auto", "draft_quantize": "auto"}
+    quantised = {"draft_dtype": "auto", "draft_quantize": "auto", "sha256": ""}
     return {"options": {"drafter": drafter, **settings, **quantised, **options}}
 
 

@@ -107,7 +107,7 @@ def bench(
     from ridgeline.bench.measure import Contender, Load, memory
     from ridgeline.bench.plot import check_plot, draw
     from ridgeline.bench.prompts import SHIPPED, encode, read_prompts
-    from ridgeline.bench.record import Record
+    from ridgeline.bench.record import Record, digest
     from ridgeline.bench.report import show
     from ridgeline.config import EngineConfig
     from ridgeline.draft.auto import AUTO
@@ -132,6 +132,7 @@ def bench(
             EngineConfig.confidence if confidence is None else confidence,
             draft_dtype,
             draft_quantize or "auto",
+            digest(spec),
         )
         for spec in dict.fromkeys(drafter or [AUTO])
     ]

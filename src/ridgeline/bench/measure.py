@@ -42,6 +42,8 @@ class Contender:
     confidence: float = EngineConfig.confidence
     draft_dtype: str = "auto"
     draft_quantize: str = "auto"
+    sha256: str = ""
+    """of the files that the drafter's argument names, shortened"""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ rows.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,9 @@ class Record:
             self.runs = _read(path, common)
 
     def holds(self, contender: Contender, load: Load) -> bool:
-        """Whether a run of these options is finished.
-
-        Raises:
-            ConfigError: it is, but the drafter's weights have changed since.
-        """
+        """Whether a run of these options and weights is finished."""
         wanted = key(contender, load)
-        found = next((run for run in self.runs if run["options"] == wanted), None)
-        if found and _changed(contender.drafter) > datetime.fromisoformat(found["time"]):
-            raise ConfigError(
-                f"{self._path} holds figures of {wanted['drafter']} from before its weights "
-                "changed; give --json another file"
-            )
-        return found is not None
+        return any(run["options"] == wanted for run in self.runs)
 
     def add(self, run: dict[str, Any]) -> None:
         """Adds a finished run and writes the file.
@@ -81,14 +71,19 @@ def key(contender: Contender, load: Load) -> dict[str, Any]:
     return {name: portable(value) for name, value in (asdict(contender) | asdict(load)).items()}
 
 
-def _changed(drafter: str) -> datetime:
-    """When the files that a drafter's argument names were last written; long ago if it names none.
+def digest(drafter: str) -> str:
+    """Of the files that a drafter's argument names; empty if it names none.
 
-    In a folder those that lie in it directly count: training keeps others below.
+    Folders of the same name are told apart by it, and weights from those they replaced. In a
+    folder those that lie in it directly count: training keeps others below.
     """
     path = Path(drafter.partition(":")[2] or "-")
-    files = [file for file in (path, *path.glob("*")) if file.is_file()]
-    return datetime.fromtimestamp(max((f.stat().st_mtime for f in files), default=0), UTC)
+    found = hashlib.sha256()
+    files = [file for file in (path, *sorted(path.glob("*"))) if file.is_file()]
+    for file in files:
+        with file.open("rb") as content:
+            found.update(hashlib.file_digest(content, "sha256").digest())
+    return found.hexdigest()[:12] if files else ""
 
 
 def _read(path: Path, common: dict[str, Any]) -> list[dict[str, Any]]:

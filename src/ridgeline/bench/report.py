@@ -19,7 +19,7 @@ CELL = 5
 """Characters of the longest common figure, such as 1.25x."""
 NAMES = ("method", "here")
 """Columns that hold no figures."""
-SETTINGS = ("depth", "nodes", "confidence", "draft_dtype", "draft_quantize")
+SETTINGS = ("depth", "nodes", "confidence", "draft_dtype", "draft_quantize", "sha256")
 
 Run = dict[str, Any]
 
