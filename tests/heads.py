@@ -164,8 +164,8 @@ def write_modules(
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": layers}
-    if qwen:
-        config["layer_types"] = config["layer_types"][:layers]
+    for name in {"layer_types", "mlp_layer_types"} & config.keys():
+        config[name] = config[name][:layers]
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
     torch.manual_seed(7)

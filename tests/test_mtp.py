@@ -138,6 +138,7 @@ def test_the_native_path_drafts_the_same(layout: dict[str, Any], tmp_path: Path)
         ("deepseek_v3", 1, False),
         ("deepseek_v3", 2, False),
         ("qwen3_moe", 1, False),
+        ("glm4_moe_lite", 1, False),
         ("qwen3_next", 1, True),
         ("qwen3_next", 2, True),
     ],
@@ -202,9 +203,23 @@ def _layer_alone(
     return logits, out if qwen else carried
 
 
+def test_rotary_frequencies_and_expert_biases_stay_exact(tmp_path: Path) -> None:
+    write_modules("deepseek_v3", tmp_path, 1)
+    target = load_model(str(tmp_path), "bfloat16")
+    (head,) = run(target, "mtp", GREEDY)._drafter._heads
+    (other,) = run(load_model(str(tmp_path), "float32"), "mtp", GREEDY)._drafter._heads
+    assert {p.dtype for p in head._network.parameters()} == {torch.bfloat16}
+    exact = dict(other._network.named_buffers())
+    assert any("inv_freq" in name for name in exact)
+    for name, buffer in head._network.named_buffers():
+        assert torch.equal(buffer, exact[name]), name
+
+
 def test_modules_that_cannot_be_used(tmp_path: Path) -> None:
     target = tiny_loaded()
-    with pytest.raises(ConfigError, match="no mtp head is known for tiny-llama; give the folder of one"):
+    with pytest.raises(
+        ConfigError, match="no mtp head is known for tiny-llama; give the folder of one"
+    ):
         LLM(target, drafter="mtp")
     folder = save_tiny("llama", tmp_path / "plain")
     with pytest.raises(ModelLoadError, match="holds no MTP module"):
@@ -215,6 +230,12 @@ def test_modules_that_cannot_be_used(tmp_path: Path) -> None:
     spec = write_head("mtp", tmp_path / "b", target, config={"model_type": "deepseek_v3"})
     with pytest.raises(UnsupportedModelError, match=r"does not have: .*k_proj"):
         LLM(target, drafter=spec)
+    write_modules("qwen3_next", tmp_path / "d", 1, qwen=True)
+    held = load_file(tmp_path / "d" / "model.safetensors")
+    held["mtp.layers.0.linear_attn.A_log"] = torch.zeros(4)
+    save_file(held, tmp_path / "d" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=r"qwen3_next layer does not have: linear_attn"):
+        LLM(tiny_loaded("qwen3_next"), drafter=f"mtp:{tmp_path / 'd'}")
     write_modules("deepseek_v3", tmp_path / "c", 1)
     wide = tiny_loaded("llama", hidden_size=96)
     with pytest.raises(ConfigError, match="hidden size 48, tiny-llama has 96; use a module made"):

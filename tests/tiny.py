@@ -42,6 +42,21 @@ _COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
 }
 # What each family adds to or changes of the common part.
+_LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 8,  # of the rotary part
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
 _FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -66,25 +81,8 @@ _FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
-    "deepseek_v3": (
-        "deepseek_v3",
-        {
-            "num_key_value_heads": 4,
-            "head_dim": 8,  # of the rotary part
-            "q_lora_rank": 24,
-            "kv_lora_rank": 16,
-            "qk_nope_head_dim": 12,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 10,
-            "moe_intermediate_size": 32,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
+    "deepseek_v3": ("deepseek_v3", {**_LATENT, "first_k_dense_replace": 1}),
+    "glm4_moe_lite": ("glm4_moe_lite", _LATENT),
     "qwen3_moe": (
         "qwen3_moe",
         {

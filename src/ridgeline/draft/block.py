@@ -18,6 +18,7 @@ from ridgeline.attention.interface import ATTENTION, AttentionContext, LayerCont
 from ridgeline.core.batch import Batch
 from ridgeline.draft.checkpoint import check_vocabulary, fill, hidden_size
 from ridgeline.draft.head_files import HeadFiles
+from ridgeline.draft.paged_head import place
 from ridgeline.errors import ConfigError, ModelLoadError, UnsupportedModelError, reason
 from ridgeline.kv.store import KVStore, LayerShape
 from ridgeline.model.linear import pack_linears, weight_bytes
@@ -33,6 +34,8 @@ _NAMES = {
     "shared_head.norm.weight": "norm.weight",
     "shared_head.head.weight": "head.weight",
 }
+_BY_LAYER = ("layer_types", "mlp_layer_types")
+"""Fields that say something of each layer of the model."""
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -89,7 +92,8 @@ class BlockHead:
         self.device = target.device
         fp16_cache = self.device.type == "cpu" and target.dtype == torch.float16
         self._dtype = torch.float32 if fp16_cache else target.dtype
-        self._network = network.to(self.device, self._dtype).eval()
+        place(network, self.device, self._dtype)
+        self._network = network.eval()
         self._target = target
         self._carries_normed = carries_normed
         pack_linears(self._network)
@@ -173,10 +177,11 @@ def load_block(files: HeadFiles, target: LoadedModel) -> Block:
 
 def _config(files: HeadFiles, experts: bool) -> PreTrainedConfig:
     """The model's configuration for one layer of full attention, with or without experts."""
-    fields = {name: value for name, value in files.config.items() if name != "layer_types"}
+    fields = {name: value for name, value in files.config.items() if name not in _BY_LAYER}
     config = AutoConfig.for_model(**fields | {"num_hidden_layers": 1})
     one_layer: dict[str, Any] = {
         "layer_types": ["full_attention"],
+        "mlp_layer_types": ["sparse" if experts else "dense"],
         "first_k_dense_replace": 0 if experts else 1,
         "mlp_only_layers": [] if experts else [0],
         "decoder_sparse_step": 1,

@@ -55,6 +55,16 @@ def paged_head(network: RecurrentHead, target: Model, bits: int | None) -> Paged
     return TorchHead(network, target)
 
 
+def place(network: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Moves a network to a device, its weights to `dtype`; buffers stay fp32.
+
+    Rotary frequencies in bf16 are wrong by up to 0.2 %: a radian, 500 tokens into a text.
+    """
+    network.to(device)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 def _kv(network: RecurrentHead, dtype: torch.dtype) -> LayerShape:
     c = network.shape.layer
     side = (c.num_key_value_heads, c.head_dim)
@@ -67,7 +77,8 @@ class TorchHead:
     def __init__(self, network: RecurrentHead, target: Model) -> None:
         self.device = target.device
         dtype = torch.float32 if self.device.type == "cpu" else target.dtype
-        self._network = network.to(self.device, dtype).eval()
+        place(network, self.device, dtype)
+        self._network = network.eval()
         self.nbytes = weight_bytes(network)
         self._target = target
         self._dtype = dtype
