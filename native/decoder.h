@@ -69,6 +69,7 @@ class Decoder {
 
   const DecoderShape& shape() const { return shape_; }
   const std::vector<DecoderLayer>& layers() const { return layers_; }
+  bool finished() const { return head_ != nullptr; }
   const Weights& head() const { return *head_; }
   int inputs(size_t layer) const { return layer ? shape_.hidden : shape_.input; }
 

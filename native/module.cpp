@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -54,7 +55,7 @@ std::shared_ptr<Weights> dense(int type, uintptr_t weights, int64_t stride, uint
                                int64_t outputs, int64_t inputs) {
   const Type t = checked_type(type, kWeightTypes);
   check_sides(outputs, inputs);
-  require(stride >= inputs, "a row's stride is below its length");
+  require(stride >= inputs && stride <= kMaxSide, "a row's stride must be its length to 2^30");
   return std::make_shared<DenseWeights>(t, checked_address(weights, size_of(t)), size_t(stride),
                                         bias ? checked_address(bias, size_of(t)) : nullptr,
                                         int(outputs), int(inputs));
@@ -192,7 +193,9 @@ void add_layer(Decoder& self, const Array<float>& attention_norm, const Array<fl
                const Array<float>& query_norm, const Array<float>& key_norm,
                const std::vector<std::shared_ptr<Weights>>& weights, int window) {
   const DecoderShape& s = self.shape();
-  require(weights.size() == 7, "a layer has seven matrices: q, k, v, o, gate, up, down");
+  require(weights.size() == 7 && std::find(weights.begin(), weights.end(), nullptr) == weights.end(),
+          "a layer has seven matrices: q, k, v, o, gate, up, down");
+  require(!self.finished(), "the decoder has its head: no layer can follow");
   const int wide = weights[4]->outputs(), q = s.heads * s.dim, kv = s.kv_heads * s.dim;
   const int input = self.inputs(self.layers().size());
   const int shapes[7][2] = {{q, input},       {kv, input},      {kv, input},    {s.hidden, q},
@@ -208,6 +211,7 @@ void add_layer(Decoder& self, const Array<float>& attention_norm, const Array<fl
 }
 
 void finish(Decoder& self, const Array<float>& norm, const std::shared_ptr<Weights>& head) {
+  require(head != nullptr, "a decoder needs a head");
   require(head->inputs() == self.shape().hidden, "the head's inputs are not the hidden size");
   self.finish(optional_vector(norm, self.shape().hidden), head);
 }
@@ -222,6 +226,7 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintp
              const Array<int32_t>& parents, const Array<int64_t>& caches, int cache_type,
              int64_t cache_slots, const Array<int64_t>& keep, uintptr_t logits,
              int64_t logits_size, const Array<int64_t>& features) {
+  require(self.finished(), "the decoder has no head yet: call finish first");
   const size_t layers = self.layers().size(), rows = positions.size(), count = sizes.size();
   require(rows >= 1 && rows <= size_t(kMaxSide) && parents.size() == rows &&
               trunks.size() == count && kv_lens.size() == count,
@@ -236,6 +241,7 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintp
           "a pass needs keys and values of every layer, and two feature addresses more than layers");
   const Type type = checked_type(cache_type, 3);
   std::vector<Span> spans;
+  std::vector<int64_t> written;
   size_t row = 0, slot = 0;
   for (size_t i = 0; i < count; i++) {
     const int size = sizes.data()[i], trunk = trunks.data()[i];
@@ -254,10 +260,14 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintp
     spans.push_back({size, trunk, kv_len, slots.data() + slot, parents.data() + row});
     row += size;
     slot += size_t(kv_len + size);
+    written.insert(written.end(), slots.data() + slot - size, slots.data() + slot);
   }
   require(row == rows && slot == slots.size(), "the spans of a pass do not cover its rows");
   for (size_t i = 0; i < slots.size(); i++)
     require(slots.data()[i] >= 0 && slots.data()[i] < cache_slots, "a slot is out of range");
+  std::sort(written.begin(), written.end());
+  require(std::adjacent_find(written.begin(), written.end()) == written.end(),
+          "two rows have the same slot");
   for (size_t i = 0; i < keep.size(); i++)
     require(keep.data()[i] >= 0 && size_t(keep.data()[i]) < rows, "a kept row is out of range");
   std::vector<LayerCache> layer_caches;
@@ -268,7 +278,9 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintp
              checked_address(uintptr_t(caches.data()[2 * i + 1]), size_of(type)))});
   std::vector<float*> wanted;
   for (size_t i = 0; i < layers + 2; i++)
-    wanted.push_back(reinterpret_cast<float*>(features.data()[i]));
+    wanted.push_back(features.data()[i] ? static_cast<float*>(checked_address(
+                                              uintptr_t(features.data()[i]), sizeof(float)))
+                                        : nullptr);
   Pass pass;
   pass.embeddings = static_cast<const float*>(checked_address(embeddings, sizeof(float)));
   pass.inputs =

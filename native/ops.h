@@ -230,7 +230,11 @@ void attention(const AttentionTask& t) {
     const int count = shared - tile < kTile ? shared - tile : kTile;
     load_tile(t.values, tile, count, t.dim, kTile);
     each_head(tile, [&](int row, int head) {
-      add_values<V>(loaded, count, at(row, head, tile), t.dim, out(row, head));
+      // Only what the row sees: a weight of 0 would not silence an infinite value of a later token.
+      const int from = begin(row) > tile ? begin(row) - tile : 0;
+      const int end = t.positions[row] + 1 - tile < count ? t.positions[row] + 1 - tile : count;
+      add_values<V>(loaded + from * t.dim, end - from, at(row, head, tile + from), t.dim,
+                    out(row, head));
     });
   }
   for (int row = 0; row < t.rows; row++) {

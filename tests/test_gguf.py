@@ -256,6 +256,11 @@ HOSTILE: list[tuple[str, Callable[[bytes], bytes], str]] = [
         "the file is cut short",
     ),
     (
+        "overlap",
+        lambda w: patched(w, after(w, b"blk.0.ffn_up.weight", 24), "<Q", 0),
+        "lie over each other",
+    ),
+    (
         "name",
         lambda w: w.replace(b"blk.0.ffn_up.weight", b"blk.0.ffn_xx.weight"),
         "has no place for",

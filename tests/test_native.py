@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from ridgeline import ConfigError
 from ridgeline.core.batch import Entry, pack
 from ridgeline.core.tree import DraftProposal, TokenTree, graft
 from ridgeline.kv.store import KVStore
+from ridgeline.model.load import load_model
 from ridgeline.model.native import ModuleSource, NativeModel, obstacle
 from ridgeline.model.target import Target
-from tests.tiny import VOCAB_SIZE, tiny_model
+from tests.tiny import VOCAB_SIZE, save_tiny, tiny_model
 
 native = pytest.importorskip("ridgeline._native")
 
@@ -255,3 +257,96 @@ def test_a_pass_is_checked_before_it_runs() -> None:
     vars(bad)["depth"] = np.array([0, 1, 2], np.int32)
     with pytest.raises(ValueError, match="parent does not come before"):
         to.forward(pack([entry(bad, 0)]))
+
+
+def test_no_later_token_reaches_an_earlier_one_through_an_infinite_value() -> None:
+    """0 times infinity is no number: what a token does not see must not be weighed at all."""
+    module = tiny_model("llama", **SHAPE)
+    with torch.no_grad():
+        embedding = module.model.embed_tokens.weight
+        embedding[:, 0] = 0
+        embedding[9] = torch.eye(SHAPE["hidden_size"])[0]
+        # The values of token 9, and of no other, overflow a 16-bit cache.
+        module.model.layers[0].self_attn.v_proj.weight[:, 0] = 1e5
+    made = NativeModel(module.config, ModuleSource(module, None), torch.float16)
+
+    def logits(lengths: Sequence[int]) -> Tensor:
+        to = made.bind(KVStore(made.layers, 16, 16, "cpu"))
+        parts, start = [], 0
+        for length in lengths:
+            tree = TokenTree.plain(tokens[start : start + length])
+            parts.append(to.forward(pack([entry(tree, start)])).logits)
+            start += length
+        return torch.cat(parts)
+
+    tokens = TOKENS[:24].copy()
+    tokens[:20][tokens[:20] == 9] = 8
+    tokens[20] = 9
+    whole, single = logits([24]), logits([1] * 24)
+    assert whole[:20].isfinite().all()
+    assert torch.equal(whole[:20], single[:20])
+
+
+def test_the_extension_refuses_what_would_crash_it() -> None:
+    from ridgeline.model.linear import native_module
+
+    none = np.empty(0, np.float32)
+    shape = {"hidden": 32, "input": 32, "heads": 2, "kv_heads": 2, "dim": 16, "eps": 1e-5}
+    made = native_module().Decoder(
+        **shape, inverse_frequencies=np.ones(8, np.float32), rotary_scale=1.0
+    )
+    with pytest.raises(ValueError, match="seven matrices"):
+        made.add_layer(none, np.ones(32, np.float32), none, none, [None] * 7, 0)
+    with pytest.raises((ValueError, TypeError)):
+        made.finish(none, None)
+    ints, longs = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    space = torch.zeros(64)
+    call = {
+        "embeddings": space.data_ptr(),
+        "embeddings_size": 32,
+        "inputs": 0,
+        "inputs_size": 0,
+        "positions": longs,
+        "sizes": ints + 1,
+        "trunks": ints + 1,
+        "kv_lens": longs,
+        "slots": longs,
+        "parents": ints - 1,
+        "caches": np.empty(0, np.int64),
+        "cache_type": native_module().F32,
+        "cache_slots": 1,
+        "keep": np.empty(0, np.int64),
+        "logits": 0,
+        "logits_size": 0,
+        "features": np.zeros(2, np.int64),
+    }
+    with pytest.raises(ValueError, match="no head yet"):
+        made.forward(**call)
+    weights = torch.zeros(16, 32)
+    head = native_module().dense(native_module().F32, weights.data_ptr(), 32, 0, 16, 32)
+    made.finish(none, head)
+    made.forward(**call)
+    with pytest.raises(ValueError, match="not aligned"):
+        made.forward(**call | {"features": np.array([space.data_ptr() + 1, 0])})
+    two = {
+        "positions": np.array([0, 1]),
+        "sizes": ints + 2,
+        "trunks": ints + 2,
+        "slots": np.array([0, 0]),
+        "parents": np.array([-1, 0], np.int32),
+        "embeddings_size": 64,
+    }
+    with pytest.raises(ValueError, match="two rows have the same slot"):
+        made.forward(**call | two)
+    with pytest.raises(ValueError, match="stride"):
+        native_module().dense(native_module().F32, weights.data_ptr(), 1 << 62, 0, 2, 32)
+
+
+def test_what_cannot_be_rounded_is_refused_or_left_as_it_is(tmp_path: Path) -> None:
+    folder = save_tiny("llama", tmp_path, **{**SHAPE, "intermediate_size": 130})
+    with pytest.raises(ConfigError, match=r"cannot be quantised here: .* rows of 130 weights"):
+        load_model(str(folder), "float32", quantize="int4")
+    assert load_model(str(folder), "float32", quantize="auto").model.computes.startswith("float32")
+    whole = save_tiny("llama", tmp_path / "whole", **SHAPE)
+    with pytest.raises(ConfigError, match="no float16 weights"):
+        load_model(str(whole), "float16", quantize="int8")

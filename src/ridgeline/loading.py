@@ -20,7 +20,14 @@ def load_llm(model: str | None, **options: Any) -> LLM:
         print(f"loading {model or 'the demo model'} ...", file=sys.stderr)
     from ridgeline.draft.auto import AUTO, chosen
     from ridgeline.llm import LLM
+    from ridgeline.model.linear import native_kernels
 
+    if native_kernels() is None:
+        print(
+            "note: the native extension is not built: models run on torch alone, slower on CPUs; "
+            "`ridgeline info` says more",
+            file=sys.stderr,
+        )
     if model is None:
         from ridgeline.model.fetch import demo_model
 

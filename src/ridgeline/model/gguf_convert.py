@@ -28,6 +28,7 @@ from ridgeline.errors import ModelLoadError, reason
 from ridgeline.model.cache import cache_errors, cache_folder, file_sha256, staging_folder
 from ridgeline.model.gguf_file import GGUFFile, read_gguf
 from ridgeline.model.gguf_weights import ROPE_FACTORS, WeightPlan
+from ridgeline.model.native import FAMILIES, head_dim
 from ridgeline.model.support import check_supported
 
 _FORMAT = 2  # of the converted folders: raised when a conversion changes
@@ -167,6 +168,11 @@ def gguf_config(header: GGUFFile) -> PreTrainedConfig:
         config = AutoConfig.for_model(_MODEL_TYPES.get(family, family), **fields)
         if ROPE_FACTORS in header.tensors:
             _check_rope_factors(header, config)
+        rotated = header.metadata.get(f"{header.architecture}.rope.dimension_count")
+        if config.model_type in FAMILIES and rotated not in (None, head_dim(config)):
+            raise ValueError(
+                f"rope.dimension_count is {rotated}, but heads have {head_dim(config)}"
+            )
     return config
 
 

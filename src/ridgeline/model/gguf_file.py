@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,12 @@ class _Parser:
                     f"{self._size}: the file is cut short or damaged; download it again"
                 )
             tensors[name] = GGUFTensor(name, kind, shape, start + offset, nbytes)
+        ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+        for before, after in pairwise(ordered):
+            if before.offset + before.nbytes > after.offset:
+                raise _BadHeaderError(
+                    f"the tensors {before.name!r} and {after.name!r} lie over each other"
+                )
         return metadata, tensors
 
     def _tensor(self) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int, int]:

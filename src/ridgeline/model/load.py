@@ -39,7 +39,7 @@ from ridgeline.model.files import (
 from ridgeline.model.gguf_convert import gguf_folder
 from ridgeline.model.gguf_file import read_gguf
 from ridgeline.model.linear import native_kernels, pack_linears, set_native_threads
-from ridgeline.model.native import ModuleSource, NativeModel, obstacle
+from ridgeline.model.native import ModuleSource, NativeModel, obstacle, rounding_obstacle
 from ridgeline.model.native_gguf import GGUFSource, packs
 from ridgeline.model.support import check_supported, context_length
 from ridgeline.model.target import Model
@@ -190,11 +190,13 @@ def _load_dense(
         tokenizer = AutoTokenizer.from_pretrained(**source)
     _check_complete(path, report)
     module.eval().requires_grad_(False).to(device)
-    hindrance = obstacle(config, device)
-    if bits and hindrance and not where_possible:
-        raise ConfigError(f"{path} cannot be quantised here: {hindrance}")
+    hindrance = obstacle(config, device, dtype)
+    if bits and (unfit := hindrance or rounding_obstacle(config)):
+        if not where_possible:
+            raise ConfigError(f"{path} cannot be quantised here: {unfit}")
+        bits = None
     model: Model
-    if hindrance is None and dtype in (torch.float32, torch.bfloat16):
+    if hindrance is None:
         model = NativeModel(module.config, ModuleSource(module, bits), dtype)
     else:
         pack_linears(module)

@@ -255,12 +255,16 @@ class ModuleSource:
         return rows.float().contiguous()
 
 
-def obstacle(config: PreTrainedConfig, device: torch.device) -> str | None:
+def obstacle(
+    config: PreTrainedConfig, device: torch.device, dtype: torch.dtype = torch.float32
+) -> str | None:
     """Why the native decoder does not compute such a model; None if it does."""
     if native_kernels() is None:
         return "the native extension is not built"
     if device.type != "cpu":
         return f"the model runs on {device}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"the native decoder has no {str(dtype).removeprefix('torch.')} weights"
     if config.model_type not in FAMILIES:
         return f"{config.model_type} is not of the Llama family"
     if config.hidden_act != "silu":
@@ -270,6 +274,15 @@ def obstacle(config: PreTrainedConfig, device: torch.device) -> str | None:
         return f"its rotary positions ({kind}) are not implemented"
     if head_dim(config) % 16:
         return f"its heads' dimension {head_dim(config)} is no multiple of 16"
+    return None
+
+
+def rounding_obstacle(config: PreTrainedConfig) -> str | None:
+    """Why such a model's weights cannot be rounded in groups of 32 inputs; None if they can."""
+    heads = config.num_attention_heads * head_dim(config)
+    for size in (config.hidden_size, config.intermediate_size, heads):
+        if size % 32:
+            return f"its matrices have rows of {size} weights, no multiple of 32"
     return None
 
 
