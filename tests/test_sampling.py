@@ -267,11 +267,11 @@ def test_streams_differ() -> None:
 def test_coupled_drafts_are_what_the_target_would_draw(width: int) -> None:
     rows = rows_of(SamplingParams(temperature=0.9, top_k=9, frequency_penalty=0.5))
     logits = random_logits(len(rows), width)
-    tokens, q = draw_drafts(logits, [rows], V, coupled=True)
-    assert q is None
+    drafts = draw_drafts(logits, [rows], V, coupled=True)
+    assert drafts.q is None
     target = torch.full((len(rows), V), -torch.inf)
     target[:, : min(width, V)] = logits[:, :V]
-    assert torch.equal(tokens, draw(process(target, [rows]), [rows]))
+    assert torch.equal(drafts.tokens[:, 0], draw(process(target, [rows]), [rows]))
 
 
 @pytest.mark.parametrize("width", [V - 8, V, V + 8])
@@ -280,7 +280,8 @@ def test_independent_drafts_come_with_their_distribution(width: int) -> None:
     one = rows_of(params, [0])
     many = [replace(one, seed=seed) for seed in range(5_000)]
     logits = random_logits(1, width).expand(len(many), -1)
-    tokens, q = draw_drafts(logits, many, V, coupled=False)
+    drafts = draw_drafts(logits, many, V, coupled=False)
+    tokens, q = drafts.tokens[:, 0], drafts.q
     assert q is not None
     assert q.shape == (len(many), V)
     assert int((q[0] > 0).sum()) == 10
@@ -291,15 +292,15 @@ def test_independent_drafts_come_with_their_distribution(width: int) -> None:
     frequencies = torch.bincount(tokens, minlength=V) / len(many)
     assert (frequencies - q[0]).abs().max() < 0.03
     # and are not what the target's own noise would have drawn
-    coupled, _ = draw_drafts(logits, many, V, coupled=True)
-    assert (coupled == tokens).float().mean() < 0.9
+    coupled = draw_drafts(logits, many, V, coupled=True)
+    assert (coupled.tokens[:, 0] == tokens).float().mean() < 0.9
 
 
 def test_greedy_drafts_are_point_masses() -> None:
     rows = rows_of(SamplingParams())
-    tokens, q = draw_drafts(random_logits(len(rows)), [rows], V, coupled=False)
-    assert q is not None
-    assert torch.equal(q, torch.nn.functional.one_hot(tokens, V).float())
+    drafts = draw_drafts(random_logits(len(rows)), [rows], V, coupled=False)
+    assert drafts.q is not None
+    assert torch.equal(drafts.q, torch.nn.functional.one_hot(drafts.tokens[:, 0], V).float())
 
 
 def test_logprobs_of_raw_logits() -> None:

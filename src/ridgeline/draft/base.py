@@ -46,6 +46,9 @@ class DraftContext:
     """of the drafter's own weights, as `load_model` takes it, its default being the target's"""
     quantize: str | None = "auto"
     """what to round the drafter's own weights to"""
+    sampled_siblings: bool = False
+    """whether the rule verifies several sampled children of a node; if not, sampled drafts are
+    chains"""
     confidence: float = 0.0
     """estimated chance of being accepted below which a path need not be drafted on"""
 

@@ -21,9 +21,9 @@ from ridgeline.core.batch import Entry, pack
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation
-from ridgeline.draft.candidates import candidates
 from ridgeline.draft.checkpoint import LoadedHead
 from ridgeline.draft.growth import Growth
+from ridgeline.draft.levels import grow, growth_for
 from ridgeline.draft.paged_head import PagedHead, paged_head
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import quantized_bits
@@ -59,9 +59,7 @@ class RecurrentDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         """A tree for every request whose last token's hidden state is known."""
         growths = [
-            Growth(request, self._context.confidence)
-            if request.sequence.id in self._waiting
-            else None
+            growth_for(request, self._context) if request.sequence.id in self._waiting else None
             for request in requests
         ]
         active = [growth for growth in growths if growth is not None]
@@ -70,15 +68,10 @@ class RecurrentDrafter:
         sequences = [growth.sequence for growth in active]
         logits, hidden = self._feed(sequences, [len(s.tokens) for s in sequences])
         while active:
-            rows = [growth.rows() for growth in active]
-            tokens, scores = candidates(logits, rows, self._draft_ids)
-            start = 0
-            for growth in active:
-                end = start + len(growth.frontier)
-                parents = growth.frontier
-                growth.add(tokens[start:end], scores[start:end])
-                growth.keep_hidden(parents, hidden[start:end])
-                start = end
+            parts = torch.split(hidden, [len(growth.frontier) for growth in active])
+            for growth, part in zip(active, parts, strict=True):
+                growth.keep_hidden(growth.frontier, part)
+            grow(active, logits, self._context.target.vocab_size, self._draft_ids)
             active = [growth for growth in active if growth.frontier]
             if active:
                 logits, hidden = self._expand(active)
@@ -144,8 +137,7 @@ class RecurrentDrafter:
         """Logits f32[F,Vd] and hidden states [F,H] of the frontiers' nodes."""
         entries, hidden = [], []
         for growth in active:
-            table, count = growth.sequence.table, len(growth.sequence.tokens)
-            entries += growth.entries(table.slots(1, count + growth.nodes))
+            entries += growth.entries(first=1)
             hidden += growth.parents_hidden()
         return self._head.run(pack(entries, self._head.device), torch.stack(hidden))
 
