@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ridgeline import DraftError, EngineConfig, SamplingParams
+from ridgeline.core.sampling import Drafts, Rows, draw_drafts
 from ridgeline.core.tree import DraftProposal, graft
+from ridgeline.draft import levels
 from ridgeline.draft.base import DraftRequest, Observation
 from ridgeline.draft.likeliest import CANDIDATES
 from ridgeline.draft.model import ModelDrafter
@@ -109,6 +113,39 @@ def test_past_the_drafts_context_generation_goes_on(params: SamplingParams) -> N
     assert not any(sizes.get(1) for sizes in drafter.sizes)  # the second is too long from the start
     plain = Engine(tiny_loaded(), None, EngineConfig(kv_tokens=2048))
     assert texts == [s.tokens for s in run(plain, prompts, long)]
+
+
+PROCESSED = [
+    PENALTIES,
+    replace(GREEDY, frequency_penalty=1.0, logit_bias={9: 5.0, 17: -9.0}),
+    replace(SAMPLED, top_k=0, top_p=0.7, presence_penalty=-1.0),
+    replace(SAMPLED, top_k=0, min_p=0.1, bad_words=((30,), (40, 41))),
+]
+
+
+@pytest.mark.parametrize("params", PROCESSED, ids=["all", "greedy", "top_p", "min_p"])
+def test_drafts_are_processed_as_the_target_s_rows_are(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target itself drafts, so that each first choice is right; unprocessed it is not."""
+
+    def missed() -> int:
+        engine, _ = start(relative(0.0), nodes=8)
+        drafter = engine.drafter
+        assert drafter is not None
+        monkeypatch.setattr(drafter, "_check", lambda *_: None)
+        figures = [s.speculation for s in run(engine, random_prompts(6, seed=4), params)]
+        assert sum(f.accepted for f in figures) > 30
+        return sum(sum(f.reached) - sum(f.passed) for f in figures)
+
+    def unprocessed(logits: Tensor, rows: Sequence[Rows], *args: Any, **options: Any) -> Drafts:
+        plain = SamplingParams(temperature=params.temperature)
+        rows = [replace(r, params=plain) for r in rows]
+        return draw_drafts(logits, rows, *args, **{**options, "count": 1})
+
+    assert missed() == 0
+    monkeypatch.setattr(levels, "draw_drafts", unprocessed)
+    assert missed() > 0
 
 
 def test_the_end_of_the_text_ends_the_chain() -> None:
