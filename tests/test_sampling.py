@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.core import groups, truncation
-from ridgeline.core.groups import argmax, gumbel_argmax
-from ridgeline.core.noise import GROUP, Stream, gumbel
+from ridgeline.core.groups import argmax
+from ridgeline.core.noise import Stream
 from ridgeline.core.sampling import (
     Rows,
     SamplingParams,
     draw,
-    draw_drafts,
     noise_keys,
     process,
     token_logprobs,
@@ -228,21 +227,6 @@ def test_argmax_takes_the_first_of_equals() -> None:
     assert argmax(logits).tolist() == first
 
 
-@pytest.mark.parametrize("first_look", [1, 32])
-@pytest.mark.parametrize("width", [5, 64, 2500])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-def test_gumbel_argmax_equals_brute_force(
-    first_look: int, width: int, scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups, "FIRST_LOOK", first_look)
-    scores = random_logits(400, width, scale=scale)
-    scores[::3, : width // 2] = -torch.inf
-    keys = torch.arange(400) * 2**55
-    noise = gumbel(keys[:, None], torch.arange(width // GROUP + 1)).flatten(1)[:, :width]
-    everything = scores + noise
-    assert torch.equal(gumbel_argmax(scores, keys), everything.argmax(1))
-
-
 def test_draw_is_a_function_of_seed_position_and_row() -> None:
     """Alone or in a batch, beside greedy rows, in a tree or undrafted: the same token."""
     sampled = rows_of(SamplingParams(temperature=1.0), seed=11)
@@ -261,45 +245,6 @@ def test_draw_is_a_function_of_seed_position_and_row() -> None:
 def test_streams_differ() -> None:
     rows = rows_of(SamplingParams(temperature=1.0))
     assert len({tuple(noise_keys([rows], stream)) for stream in Stream}) == len(Stream)
-
-
-@pytest.mark.parametrize("width", [V - 8, V, V + 8])
-def test_coupled_drafts_are_what_the_target_would_draw(width: int) -> None:
-    rows = rows_of(SamplingParams(temperature=0.9, top_k=9, frequency_penalty=0.5))
-    logits = random_logits(len(rows), width)
-    tokens, q = draw_drafts(logits, [rows], V, coupled=True)
-    assert q is None
-    target = torch.full((len(rows), V), -torch.inf)
-    target[:, : min(width, V)] = logits[:, :V]
-    assert torch.equal(tokens, draw(process(target, [rows]), [rows]))
-
-
-@pytest.mark.parametrize("width", [V - 8, V, V + 8])
-def test_independent_drafts_come_with_their_distribution(width: int) -> None:
-    params = SamplingParams(temperature=0.8, top_k=10)
-    one = rows_of(params, [0])
-    many = [replace(one, seed=seed) for seed in range(5_000)]
-    logits = random_logits(1, width).expand(len(many), -1)
-    tokens, q = draw_drafts(logits, many, V, coupled=False)
-    assert q is not None
-    assert q.shape == (len(many), V)
-    assert int((q[0] > 0).sum()) == 10
-    padded = torch.full((V,), -torch.inf)
-    padded[: min(width, V)] = logits[0, :V]
-    processed = reference_truncation(padded.double() / 0.8, params).softmax(0)
-    torch.testing.assert_close(q[0].double(), processed, rtol=1e-5, atol=1e-6)
-    frequencies = torch.bincount(tokens, minlength=V) / len(many)
-    assert (frequencies - q[0]).abs().max() < 0.03
-    # and are not what the target's own noise would have drawn
-    coupled, _ = draw_drafts(logits, many, V, coupled=True)
-    assert (coupled == tokens).float().mean() < 0.9
-
-
-def test_greedy_drafts_are_point_masses() -> None:
-    rows = rows_of(SamplingParams())
-    tokens, q = draw_drafts(random_logits(len(rows)), [rows], V, coupled=False)
-    assert q is not None
-    assert torch.equal(q, torch.nn.functional.one_hot(tokens, V).float())
 
 
 def test_logprobs_of_raw_logits() -> None:

@@ -10,9 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ridgeline.core import rejection
+from ridgeline.core import noise, rejection
+from ridgeline.core.groups import gumbel_top
 from ridgeline.core.noise import Stream
 from ridgeline.core.sampling import SamplingParams
 from ridgeline.core.theory import expected_tokens
@@ -149,6 +151,21 @@ def test_the_article_s_own_check(rule: str) -> None:
         assert first_step > formula
     else:
         assert 0.8 * formula < first_step < formula
+
+
+@pytest.mark.parametrize("gap", [40.0, 68.0, 72.0, 88.0, 95.0, 103.0, 110.0])
+def test_siblings_where_the_rest_of_q_underflows(gap: float) -> None:
+    """A low temperature leaves the second sibling a probability that fp32 cannot hold."""
+    draft = torch.tensor([0.0, -gap, -gap - 1.5])
+
+    class Drawn(Simulation):  # from logits, as a drafter does: its table has lost the digits
+        def _draft(self, last: Tensor, lengths: NDArray[np.int64], seeds: list[int]) -> Tensor:
+            words = noise.keys(np.array(seeds, np.uint64), lengths, self.stream, lengths)
+            return gumbel_top(draft.expand(len(last), -1), torch.from_numpy(words), 2)[0]
+
+    target = table([0.2, 0.2, 0.6]).log()
+    simulation = Drawn("rejection", target, draft.softmax(0).expand(3, -1), (-1, -1))
+    assert_distributed(simulation, trials=8_000, length=1)
 
 
 FAULT = Simulation("rejection", SMALL, adversarial(SMALL), chain(2))

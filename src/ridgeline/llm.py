@@ -156,6 +156,7 @@ class LLM:
         context = DraftContext(
             target=self.loaded,
             coupled=config.verify == "match",
+            sampled_siblings=config.verify == "rejection",
             depth=config.depth,
             nodes=config.draft_nodes,
             max_batch_tokens=config.max_batch_tokens,

@@ -50,45 +50,58 @@ def argmax(scores: Tensor) -> Tensor:
 
 
 def gumbel_argmax(scores: Tensor, keys: Tensor) -> Tensor:
-    """One draw from softmax(scores) per row: the argmax of score + Gumbel noise.
+    """One draw from softmax(scores) per row, i64[K]: the first of `gumbel_top`."""
+    return gumbel_top(scores, keys, 1)[0][:, 0]
 
-    Source: Maddison, Tarlow, Minka: A* Sampling (arXiv 1411.0030), whose bound on a region (its
-    largest score plus its largest noise) decides here which groups can hold the winner.
+
+def gumbel_top(
+    scores: Tensor, keys: Tensor, count: int, certain: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The tokens of each row with the largest score + Gumbel noise, largest first.
+
+    They are draws from softmax(scores) without replacement, in draw order (Kool et al., arXiv
+    1903.06059). Which groups can hold them follows from the bound on a region of A* Sampling
+    (Maddison, Tarlow, Minka, arXiv 1411.0030): its largest score plus its largest noise.
 
     Args:
         scores: f32[K,V], unnormalised log-probabilities; -inf excludes a token.
         keys: i64[K], the rows' noise keys (`noise.keys`).
+        count: how many, at most V.
+        certain: how many of them must be the largest; the others are so among the tokens looked at.
+            None: all.
 
     Returns:
-        i64[K]
+        Tokens i64[K,count] and score + noise f64[K,count], -inf where there are no more tokens.
     """
     groups, keys = grouped(scores), keys[:, None]
     ids = torch.arange(groups.shape[1], device=scores.device)
     ceilings = groups.amax(2) + gumbel_ceiling(keys, ids)
-    return _highest(groups, keys, ceilings, first_look(groups))
+    return _highest(groups, keys, ceilings, first_look(groups, count), count, certain or count)
 
 
-def _highest(groups: Tensor, keys: Tensor, ceilings: Tensor, look: int) -> Tensor:
-    """Argmax of score + noise among the `look` groups with the highest ceilings; more if need be.
+def _highest(
+    groups: Tensor, keys: Tensor, ceilings: Tensor, look: int, count: int, certain: int
+) -> tuple[Tensor, Tensor]:
+    """See `gumbel_top`; among the `look` groups with the highest ceilings, more if need be.
 
     Args:
         groups: f32[K,G,32].
         keys: i64[K,1].
         ceilings: f64[K,G], no score + noise of a group is above its ceiling.
-        look: number of groups.
-
-    Returns:
-        i64[K]
+        look: number of groups, at least `count` or all.
+        count: number of tokens.
+        certain: number of those that no other token may exceed.
     """
-    count = groups.shape[1]
-    order = ceilings.topk(min(look + 1, count))
+    total = groups.shape[1]
+    order = ceilings.topk(min(look + 1, total))
     chosen = order.indices[:, :look]
-    best = (look_into(groups, chosen) + gumbel(keys, chosen)).flatten(1).max(1)
-    member = best.indices
-    tokens = chosen.gather(1, member[:, None] // GROUP)[:, 0] * GROUP + member % GROUP
-    if look < count:
-        open_ = (best.values < order.values[:, look]).nonzero()[:, 0]
+    best = (look_into(groups, chosen) + gumbel(keys, chosen)).flatten(1).topk(count)
+    member, values = best.indices, best.values
+    tokens = chosen.gather(1, member // GROUP) * GROUP + member % GROUP
+    if look < total:
+        open_ = (values[:, certain - 1] < order.values[:, look]).nonzero()[:, 0]
         if len(open_):
-            wider = min(8 * look, count)
-            tokens[open_] = _highest(groups[open_], keys[open_], ceilings[open_], wider)
-    return tokens
+            few = groups[open_], keys[open_], ceilings[open_]
+            wider = _highest(*few, min(8 * look, total), count, certain)
+            tokens[open_], values[open_] = wider
+    return tokens, values

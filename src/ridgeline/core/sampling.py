@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ridgeline.core.groups import argmax, gumbel_argmax
+from ridgeline.core.groups import argmax, gumbel_argmax, gumbel_top
 from ridgeline.core.noise import Stream, keys
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.tree import TokenTree
 from ridgeline.core.truncation import truncate
 
 __all__ = [
+    "Drafts",
     "Rows",
     "SamplingParams",
     "TokenLogprobs",
@@ -132,14 +133,31 @@ def draw(processed: Tensor, rows: Sequence[Rows], stream: Stream = Stream.TARGET
     return tokens.index_copy_(0, picked, gumbel_argmax(processed[picked], key[picked]))
 
 
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """What `draw_drafts` found to follow K nodes."""
+
+    tokens: Tensor
+    """i64[K,C], the likeliest first; drawn ones in draw order"""
+    scores: Tensor
+    """f64[K,C]: log-probabilities among these C, noise included; -inf: there are no more tokens"""
+    q: Tensor | None
+    """f32[K,V]: what the tokens were drawn from, without replacement; None: point masses"""
+
+
 def draw_drafts(
-    logits: Tensor, rows: Sequence[Rows], vocab_size: int, coupled: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Draws one drafted token per row from a drafter's own logits.
+    logits: Tensor,
+    rows: Sequence[Rows],
+    vocab_size: int,
+    coupled: bool,
+    count: int = 1,
+    ids: Tensor | None = None,
+) -> Drafts:
+    """Finds the tokens to draft after each row, from a drafter's own logits.
 
     The request's sampling parameters apply to the draft's distribution as they do to the target's.
-    A drafter of a chain hangs what it has drafted so far into `rows`' tree and asks for the last
-    node.
+    A drafter hangs what it has drafted so far into `rows`' tree and asks for the nodes to go on
+    from.
 
     Args:
         logits: f32[K,W] of the drafter. A vocabulary W other than the target's is cut to it, or
@@ -148,25 +166,47 @@ def draw_drafts(
         vocab_size: V, the target's.
         coupled: True for the rule `match`: the noise that the target will draw with at the same
             position, so that both mostly pick the same token. It would bias every other rule:
-            False draws independently and returns the distribution they need.
-
-    Returns:
-        tokens i64[K], and q f32[K,V], the very distribution they were drawn from; None if coupled.
+            False draws independently, without replacement, and returns the distribution that they
+            need. Greedy requests draw nothing either way.
+        count: tokens wanted after each row. Of a coupled row the first is certain to be its draw;
+            the others are the best of those looked at. All others are exact.
+        ids: i64[W], the tokens that the columns stand for, where the drafter has not all of them.
     """
-    width = logits.shape[1]
-    logits = (
-        F.pad(logits, (0, vocab_size - width), value=-torch.inf) if width != vocab_size else logits
-    )
-    logits = process(logits, rows)
-    if coupled:
-        return draw(logits, rows, Stream.TARGET), None
-    tokens = draw(logits, rows, Stream.DRAFT)
-    q = logits.softmax(1)
-    greedy = np.flatnonzero(np.repeat([r.params.greedy for r in rows], [len(r) for r in rows]))
-    if len(greedy):
-        picked = torch.from_numpy(greedy).to(q.device)
-        q[picked] = F.one_hot(tokens[picked], vocab_size).float()
-    return tokens, q
+    sampled = np.repeat([not r.params.greedy for r in rows], [len(r) for r in rows])
+    if not coupled or sampled.any() or any(_edits(r) for r in rows):
+        processed, ids = process(_widened(logits, vocab_size, ids), rows), None
+    else:
+        processed = logits[:, :vocab_size]
+    shape, device = (len(logits), min(count, processed.shape[1])), logits.device
+    tokens = torch.empty(shape, dtype=torch.int64, device=device)
+    scores = torch.empty(shape, dtype=torch.float64, device=device)
+    q = None if coupled else processed.softmax(1)
+    if not sampled.all():
+        greedy = torch.from_numpy(np.flatnonzero(~sampled)).to(device)
+        best = (processed[greedy] if sampled.any() else processed).topk(shape[1])
+        tokens[greedy], scores[greedy] = best.indices, best.values.double()
+        if q is not None:
+            q[greedy] = F.one_hot(best.indices[:, 0], vocab_size).float()
+    if sampled.any():
+        drawn = torch.from_numpy(np.flatnonzero(sampled)).to(device)
+        keys = noise_keys(rows, Stream.TARGET if coupled else Stream.DRAFT)[sampled]
+        tokens[drawn], scores[drawn] = gumbel_top(
+            processed if sampled.all() else processed[drawn],
+            torch.from_numpy(keys).to(device),
+            shape[1],
+            1 if coupled else None,
+        )
+    return Drafts(tokens if ids is None else ids[tokens], scores.log_softmax(1), q)
+
+
+def _widened(logits: Tensor, vocab_size: int, ids: Tensor | None) -> Tensor:
+    """f32[K,V] of f32[K,W]: a column for every token of the target, -inf where there was none."""
+    if ids is not None:
+        wide = logits.new_full((len(logits), vocab_size), -torch.inf)
+        wide[:, ids] = logits
+        return wide
+    missing = vocab_size - logits.shape[1]
+    return F.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,9 @@ class DraftContext:
     """what to round the drafter's own weights to"""
     confidence: float = 0.0
     """estimated chance of being accepted below which a path need not be drafted on"""
+    sampled_siblings: bool = False
+    """whether the rule verifies several sampled children of a node; if not, sampled drafts are
+    chains"""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -20,11 +21,10 @@ from torch.nn import functional as F
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
-from ridgeline.draft.candidates import candidates
 from ridgeline.draft.checkpoint import absolute_ids, check_vocabulary, fill, hidden_size
-from ridgeline.draft.growth import Growth
 from ridgeline.draft.head_files import HeadFiles, read_files
 from ridgeline.draft.heads import head_path
+from ridgeline.draft.levels import find, growth_for
 from ridgeline.errors import ModelLoadError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.linear import native_kernels, pack, product, weight_bytes
@@ -96,17 +96,16 @@ class MedusaDrafter:
             return [DraftProposal.empty() for _ in requests]
         hidden = torch.stack([self._hidden[r.sequence.id] for r in known])
         logits = self._run(hidden)  # [A,K,V]
+        reach = [replace(r, depth=min(r.depth, self._heads)) for r in known]
+        growths = [growth_for(r, self._context, width=r.nodes) for r in reach]
         rows = [self._rows(r.sequence) for r in known]
-        tokens, scores = candidates(logits.flatten(0, 1), rows, self._draft_ids)
+        vocab_size = self._context.target.vocab_size
+        found = find(growths, rows, logits.flatten(0, 1), vocab_size, self._draft_ids)
         trees = {}
-        for i, request in enumerate(known):
-            growth = Growth(request, self._context.confidence, width=request.nodes)
-            for level in range(self._heads):
-                if not growth.frontier:
-                    break
-                row, count = i * self._heads + level, len(growth.frontier)
-                growth.add([tokens[row]] * count, [scores[row]] * count)
-            trees[request.sequence.id] = growth.proposal()
+        for growth, levels in zip(growths, found, strict=True):
+            for successors in levels:
+                growth.hang([successors] * len(growth.frontier))
+            trees[growth.sequence.id] = growth.proposal()
         return [trees.get(r.sequence.id, DraftProposal.empty()) for r in requests]
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -121,7 +120,10 @@ class MedusaDrafter:
         self._hidden.pop(sequence_id, None)
 
     def _rows(self, sequence: TokenSequence) -> Any:
-        """What follows the newest token, and the positions after it, whatever stands there."""
+        """What follows the newest token, and the positions after it.
+
+        What stands there in between is not known: processing sees the newest token repeated.
+        """
         tokens = np.full(self._heads, sequence.tokens[-1], np.int64)
         tree = TokenTree(tokens, np.arange(-1, self._heads - 1, dtype=np.int32), trunk=1)
         return sequence.rows(tree, np.arange(self._heads))

@@ -7,10 +7,9 @@ same slots, so that sharing, rollback and preemption cover both models alike.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -18,11 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ridgeline.core.batch import Entry, pack
-from ridgeline.core.sampling import Rows, draw_drafts
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
-from ridgeline.draft.candidates import SIBLINGS, candidates
+from ridgeline.draft.growth import Growth
+from ridgeline.draft.levels import grow, growth_for
 from ridgeline.errors import ConfigError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel, load_model
@@ -32,12 +31,7 @@ SAMPLES = ("Hello, world! 1234", "def f(x):\n    return x**2  # é", "自然语�
 
 
 class ModelDrafter:
-    """Drafts a chain with a model of its own, all requests together, one forward pass per depth.
-
-    A chain ends early where the draft model gives it less than `confidence`; a further pass would
-    hardly pay. Nodes left over become siblings of its nodes where they are likeliest. Sampled
-    drafts for a rule that needs their distribution stay a chain of full length.
-    """
+    """Drafts trees with a model of its own, all requests together, one forward pass per level."""
 
     name = "model"
 
@@ -45,54 +39,54 @@ class ModelDrafter:
         self.needs = Needs(kv=draft.model.layers, weights=draft.model.nbytes)
         self._draft = draft
         self._context = context
-        self._fed: dict[int, int] = {}  # per sequence: chain nodes whose keys and values are held
+        self._held: dict[int, frozenset[int]] = {}  # per sequence: see `Growth.held`
 
     def bind(self, store: KVStore, first_layer: int) -> None:
         """Runs the draft model over the store's layers from `first_layer` on."""
         self._model = self._draft.model.bind(store, first_layer)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
-        """A chain, or a chain with siblings, for every request whose tokens the model has seen.
+        """A tree for every request whose tokens the model has seen.
 
         Tokens it has not seen come first, at most `max_batch_tokens` of all requests together; a
         request left with some (a long prompt, in its first steps) gets an empty proposal.
         """
-        chains = [self._start(request) for request in requests]
-        active, logits = self._catch_up([chain for chain in chains if chain.length > 0])
+        growths = [self._start(request) for request in requests]
+        active, logits = self._catch_up([growth for growth in growths if growth.depth > 0])
         while active:
-            self._extend(active, logits)
-            active = [chain for chain in active if not chain.complete]
+            grow(active, logits, self._context.target.vocab_size)
+            active = [growth for growth in active if growth.frontier]
             if active:
-                logits = self._forward([chain.entry() for chain in active])
-        for chain in chains:
-            self._fed[chain.sequence.id] = max(len(chain.tokens) - 1, 0)
-        return [chain.proposal() for chain in chains]
+                logits = self._forward([e for growth in active for e in growth.entries()])
+        for growth in growths:
+            self._held[growth.sequence.id] = growth.held()
+        return [growth.proposal() for growth in growths]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Counts what the draft model's layers hold of the accepted path; computes prompts.
 
-        The engine has moved that path's rows in every layer. Held are the chain's nodes except its
-        last one, which nothing was drafted below.
+        The engine has moved that path's rows in every layer. Not held are nodes that nothing was
+        drafted below.
         """
         for observed in observations:
             sequence, tree = observed.sequence, observed.tree
-            fed = self._fed.pop(sequence.id, 0)
+            held = self._held.pop(sequence.id, frozenset())
             holds_root = sequence.draft_len == observed.start + tree.trunk
             if observed.check is not None and holds_root:
-                held = int((observed.check.path[1:] < tree.trunk + fed).sum())
-                sequence.draft_len = min(sequence.draft_len + held, sequence.kv_len)
+                path = (observed.check.path[1:] - tree.trunk).tolist()
+                count = sum(1 for _ in takewhile(held.__contains__, path))
+                sequence.draft_len = min(sequence.draft_len + count, sequence.kv_len)
         self._prefill([o.sequence for o in observations if o.tree.trunk > 1])
 
     def forget(self, sequence_id: int) -> None:
         """Drops what is kept of a step that the sequence did not live to see."""
-        self._fed.pop(sequence_id, None)
+        self._held.pop(sequence_id, None)
 
-    def _start(self, request: DraftRequest) -> _Chain:
-        """A chain without nodes; of length 0 once the sequence outgrows the draft's context."""
+    def _start(self, request: DraftRequest) -> Growth:
+        """A tree without nodes; of depth 0 once the sequence outgrows the draft's context."""
         room = self._draft.context_len - len(request.sequence.tokens) + 1
-        length = max(0, min(request.depth, request.nodes, room))
-        needs_q = not (self._context.coupled or request.sequence.params.greedy)
-        return _Chain(request.sequence, length, request.nodes, needs_q, self._context.confidence)
+        depth = max(0, min(request.depth, room))
+        return growth_for(replace(request, depth=depth), self._context)
 
     def _prefill(self, sequences: Sequence[TokenSequence]) -> None:
         """Computes the chunks that the target has just computed, within the same token budget.
@@ -110,28 +104,28 @@ class ModelDrafter:
         for sequence, entry in zip(fed, entries, strict=True):
             sequence.draft_len = len(entry.slots)
 
-    def _catch_up(self, chains: list[_Chain]) -> tuple[list[_Chain], Tensor]:
-        """Feeds committed tokens; the chains that may start, and their first logits f32[A,V].
+    def _catch_up(self, growths: list[Growth]) -> tuple[list[Growth], Tensor]:
+        """Feeds committed tokens; the trees that may start, and their first logits f32[A,V].
 
         Those that lack the fewest go first, so that a long prompt delays nobody's drafts.
         """
         budget = self._context.max_batch_tokens
         entries, fed = [], []
-        for chain in sorted(chains, key=lambda chain: chain.unseen):
-            sequence, count = chain.sequence, min(chain.unseen, budget)
+        for growth in sorted(growths, key=lambda growth: _unseen(growth.sequence)):
+            sequence, unseen = growth.sequence, _unseen(growth.sequence)
+            count = min(unseen, budget)
             if count == 0:
                 break
             budget -= count
-            start = len(sequence.tokens) - chain.unseen
-            whole = count == chain.unseen
-            entries.append(_trunk(sequence, start, start + count, logits=whole))
-            fed.append(chain)
+            start = len(sequence.tokens) - unseen
+            entries.append(_trunk(sequence, start, start + count, logits=count == unseen))
+            fed.append(growth)
         if not entries:
             return [], torch.empty(0)
         logits = self._forward(entries)
-        for chain, entry in zip(fed, entries, strict=True):
-            chain.sequence.draft_len = len(entry.slots)
-        return [chain for chain, entry in zip(fed, entries, strict=True) if len(entry.keep)], logits
+        for growth, entry in zip(fed, entries, strict=True):
+            growth.sequence.draft_len = len(entry.slots)
+        return [growth for growth, e in zip(fed, entries, strict=True) if len(e.keep)], logits
 
     def _forward(self, entries: Sequence[Entry]) -> Tensor:
         batch = pack(entries, self._model.store.device)
@@ -139,22 +133,11 @@ class ModelDrafter:
         known = batch.tokens.clamp(max=self._draft.vocab_size - 1)
         return self._model.forward(replace(batch, tokens=known)).logits
 
-    def _extend(self, chains: list[_Chain], logits: Tensor) -> None:
-        """Adds to each chain the node that its row of the logits predicts."""
-        rows = [chain.rows() for chain in chains]
-        vocab_size = self._context.target.vocab_size
-        point_masses = not any(chain.needs_q for chain in chains)
-        tokens, q = draw_drafts(logits, rows, vocab_size, coupled=point_masses)
-        drawn = tokens.tolist()
-        if not all(chain.needs_q for chain in chains):
-            for chain, token, ids, scores in zip(
-                chains, drawn, *candidates(logits[:, :vocab_size], rows), strict=True
-            ):
-                chain.weigh(token, ids, scores)
-        for i, (chain, token) in enumerate(zip(chains, drawn, strict=True)):
-            chain.tokens.append(token)
-            if q is not None and chain.needs_q:
-                chain.q.append(q[i])
+
+def _unseen(sequence: TokenSequence) -> int:
+    """Committed tokens to feed; always the last one, for its logits."""
+    committed = len(sequence.tokens)
+    return committed - min(sequence.draft_len, committed - 1)
 
 
 def _trunk(sequence: TokenSequence, start: int, end: int, logits: bool) -> Entry:
@@ -162,73 +145,6 @@ def _trunk(sequence: TokenSequence, start: int, end: int, logits: bool) -> Entry
     tree = TokenTree.plain(sequence.tokens[start:end])
     keep = np.arange(tree.root, tree.size) if logits else np.empty(0, np.int64)
     return Entry(tree, start, sequence.table.slots(0, end), keep)
-
-
-class _Chain:
-    """The proposal for one request while it grows."""
-
-    def __init__(
-        self, sequence: TokenSequence, length: int, nodes: int, needs_q: bool, confidence: float
-    ) -> None:
-        self.sequence = sequence
-        self.length = length
-        self.nodes = nodes
-        self.needs_q = needs_q
-        # What a stopping rule sees must not bear on q, so sampled chains have their full length.
-        self._least = math.log(confidence) if confidence and not needs_q else -math.inf
-        self.tokens: list[int] = []
-        self.q: list[Tensor] = []
-        self._logprob = 0.0
-        self._siblings: list[tuple[float, int, int]] = []  # log-probability of path, parent, token
-
-    @property
-    def unseen(self) -> int:
-        """Committed tokens to feed; always the last one, for its logits."""
-        committed = len(self.sequence.tokens)
-        return committed - min(self.sequence.draft_len, committed - 1)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the chain has its length, has ended the text or will hardly be accepted."""
-        return (
-            len(self.tokens) == self.length
-            or self.tokens[-1] in self.sequence.end_tokens
-            or self._logprob < self._least
-        )
-
-    def rows(self) -> Rows:
-        """The row that predicts the chain's next node."""
-        tokens = np.array([self.sequence.tokens[-1], *self.tokens], np.int64)
-        tree = TokenTree(tokens, np.arange(-1, len(self.tokens), dtype=np.int32), trunk=1)
-        return self.sequence.rows(tree, np.array([len(self.tokens)]))
-
-    def entry(self) -> Entry:
-        """Feeds the newest node, at its slot."""
-        kv_len = len(self.sequence.tokens) + len(self.tokens) - 1
-        slots = self.sequence.table.slots(0, kv_len + 1)
-        return Entry(TokenTree.plain(self.tokens[-1:]), kv_len, slots, np.zeros(1, np.int64))
-
-    def weigh(self, token: int, ids: list[int], scores: list[float]) -> None:
-        """Remembers what else could have been drafted in place of `token`, the next node."""
-        chosen = -np.inf
-        for other, score in zip(ids, scores, strict=True):
-            if other == token:
-                chosen = score
-            else:
-                path = (self._logprob + score, len(self.tokens) - 1, other)
-                self._siblings.append(path)
-        self._logprob += chosen
-
-    def proposal(self) -> DraftProposal:
-        """The chain, and behind it the likeliest siblings of its nodes."""
-        if self.q:
-            return DraftProposal.chain(self.tokens, torch.stack(self.q))
-        least = self._least + math.log(SIBLINGS)
-        worth = [sibling for sibling in self._siblings if sibling[0] >= least]
-        siblings = heapq.nlargest(self.nodes - len(self.tokens), worth)
-        tokens = [*self.tokens, *(token for _, _, token in siblings)]
-        parents = [*range(-1, len(self.tokens) - 1), *(parent for _, parent, _ in siblings)]
-        return DraftProposal(np.array(tokens, np.int64), np.array(parents, np.int32))
 
 
 def _difference(ours: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase) -> str | None:

@@ -28,9 +28,9 @@ from ridgeline.core.batch import Entry, pack
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.core.tree import DraftProposal, TokenTree
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation
-from ridgeline.draft.candidates import candidates
 from ridgeline.draft.checkpoint import LoadedHead
 from ridgeline.draft.growth import Growth
+from ridgeline.draft.levels import grow, growth_for
 from ridgeline.draft.paged_head import PagedHead, paged_head
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import quantized_bits
@@ -82,7 +82,7 @@ class RecurrentDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         """A tree for every request whose last token has an entry in every head."""
         growths = [
-            Growth(request, self._context.confidence) if self._ready(request.sequence) else None
+            growth_for(request, self._context) if self._ready(request.sequence) else None
             for request in requests
         ]
         active = [growth for growth in growths if growth is not None]
@@ -92,16 +92,11 @@ class RecurrentDrafter:
         logits, hidden = self._feed(sequences, [len(s.tokens) for s in sequences])
         level = 0
         while active:
-            rows = [growth.rows() for growth in active]
+            parts = torch.split(hidden, [len(growth.frontier) for growth in active])
+            for growth, part in zip(active, parts, strict=True):
+                growth.keep_hidden(growth.frontier, part)
             ids = self._draft_ids[level % len(self._heads)]
-            tokens, scores = candidates(logits, rows, ids)
-            start = 0
-            for growth in active:
-                end = start + len(growth.frontier)
-                parents = growth.frontier
-                growth.add(tokens[start:end], scores[start:end])
-                growth.keep_hidden(parents, hidden[start:end])
-                start = end
+            grow(active, logits, self._context.target.vocab_size, ids)
             active = [growth for growth in active if growth.frontier]
             level += 1
             if active:
@@ -208,10 +203,7 @@ class RecurrentDrafter:
         hidden = torch.stack([h for growth in active for h in growth.parents_hidden()])
         logits, outputs = torch.empty(0), list(hidden.unbind(1))
         for index in sorted(wanted):
-            entries = []
-            for growth in active:
-                end = len(growth.sequence.tokens) + growth.nodes
-                entries += growth.entries(growth.sequence.table.slots(index + 1, end))
+            entries = [e for growth in active for e in growth.entries(first=index + 1)]
             batch = pack(entries, self._heads[index].device)
             if index == used:
                 logits, outputs[index] = self._heads[index].run(batch, hidden[:, index])
