@@ -12,9 +12,9 @@ from ridgeline.core.tree import DraftProposal
 from ridgeline.draft.base import DraftRequest
 from ridgeline.draft.growth import ROOT, Growth, Successors
 
-CHANCE = (0.6, 0.13, 0.06, 0.03, 0.02, 0.015, 0.01, 0.01)
-"""Assumed share of nodes whose first, second, ... drawn child is the accepted one; no more are
-drawn. It shapes the tree, so it costs speed where it is wrong, and nothing else."""
+CHANCE = (0.69, 0.10, 0.046, 0.026, 0.018, 0.013, 0.012, 0.007)
+"""Share of nodes whose first, second, ... drawn child is the accepted one; no more are drawn.
+Measured on 640 tokens of English and code, Qwen2.5-Coder 0.5B drafting for 1.5B, T = 0.7 and 1."""
 
 
 class Sampled(Growth):
