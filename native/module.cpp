@@ -46,6 +46,10 @@ void* checked_address(uintptr_t address, size_t alignment) {
   return reinterpret_cast<void*>(address);
 }
 
+void* optional_address(uintptr_t address, size_t alignment) {
+  return address ? checked_address(address, alignment) : nullptr;
+}
+
 void check_sides(int64_t outputs, int64_t inputs) {
   require(outputs >= 1 && inputs >= 1 && outputs <= kMaxSide && inputs <= kMaxSide,
           "a matrix needs 1 to 2^30 outputs and inputs");
@@ -57,7 +61,7 @@ std::shared_ptr<Weights> dense(int type, uintptr_t weights, int64_t stride, uint
   check_sides(outputs, inputs);
   require(stride >= inputs && stride <= kMaxSide, "a row's stride must be its length to 2^30");
   return std::make_shared<DenseWeights>(t, checked_address(weights, size_of(t)), size_t(stride),
-                                        bias ? checked_address(bias, size_of(t)) : nullptr,
+                                        optional_address(bias, size_of(t)),
                                         int(outputs), int(inputs));
 }
 
@@ -68,7 +72,7 @@ std::shared_ptr<Weights> quantised(int bits, int type, uintptr_t weights, uintpt
   require(bits == 4 || bits == 8, "weights are quantised to 4 or 8 bits");
   require(inputs % kStrip == 0, "quantised weights need a multiple of 32 inputs");
   return std::make_shared<QuantWeights>(bits, t, checked_address(weights, size_of(t)),
-                                        bias ? checked_address(bias, size_of(t)) : nullptr,
+                                        optional_address(bias, size_of(t)),
                                         int(outputs), int(inputs));
 }
 
@@ -278,13 +282,11 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintp
              checked_address(uintptr_t(caches.data()[2 * i + 1]), size_of(type)))});
   std::vector<float*> wanted;
   for (size_t i = 0; i < layers + 2; i++)
-    wanted.push_back(features.data()[i] ? static_cast<float*>(checked_address(
-                                              uintptr_t(features.data()[i]), sizeof(float)))
-                                        : nullptr);
+    wanted.push_back(
+        static_cast<float*>(optional_address(uintptr_t(features.data()[i]), sizeof(float))));
   Pass pass;
   pass.embeddings = static_cast<const float*>(checked_address(embeddings, sizeof(float)));
-  pass.inputs =
-      inputs ? static_cast<const float*>(checked_address(inputs, sizeof(float))) : nullptr;
+  pass.inputs = static_cast<const float*>(optional_address(inputs, sizeof(float)));
   pass.positions = positions.data();
   pass.spans = spans.data();
   pass.span_count = int(count);

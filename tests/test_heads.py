@@ -38,16 +38,20 @@ def texts(target: LoadedModel, drafter: str, params: SamplingParams, **options: 
     return [o.token_ids for o in llm.generate(prompts, params)]
 
 
+def check_texts(target: LoadedModel, drafter: str, depth: int) -> None:
+    """Greedy and sampled texts are those of plain decoding, with chains and with trees."""
+    for params in (GREEDY, SEEDED):
+        plain = texts(target, "none", params)
+        for nodes in (4, 12):
+            options = {"depth": depth, "nodes": nodes, "confidence": 0.0}
+            assert texts(target, drafter, params, **options) == plain
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_does_not_change(method: str, family: str, tmp_path: Path) -> None:
     target = tiny_loaded(family)
-    spec = write_head(method, tmp_path, target)
-    for params in (GREEDY, SEEDED):
-        plain = texts(target, "none", params)
-        for nodes in (4, 12):
-            options = {"depth": 4, "nodes": nodes, "confidence": 0.0}
-            assert texts(target, spec, params, **options) == plain
+    check_texts(target, write_head(method, tmp_path, target), depth=4)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -23,7 +23,16 @@ from ridgeline.schedule.scheduler import Scheduler
 from tests.engines import tiny_loaded
 from tests.extension import native
 from tests.heads import write_head, write_modules
-from tests.test_heads import GREEDY, SEEDED, WIDE, Recording, alone, hidden_states, run, texts
+from tests.test_heads import (
+    GREEDY,
+    WIDE,
+    Recording,
+    alone,
+    check_texts,
+    hidden_states,
+    run,
+    texts,
+)
 from tests.tiny import FAMILIES, save_tiny
 
 Module = Callable[[list[int], Tensor], tuple[Tensor, Tensor]]
@@ -90,12 +99,7 @@ def test_drafts_are_those_of_the_modules_alone(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_does_not_change(layout: dict[str, Any], family: str, tmp_path: Path) -> None:
     target = tiny_loaded(family)
-    spec = write_head("mtp", tmp_path, target, **layout)
-    for params in (GREEDY, SEEDED):
-        plain = texts(target, "none", params)
-        for nodes in (4, 12):
-            options = {"depth": 5, "nodes": nodes, "confidence": 0.0}
-            assert texts(target, spec, params, **options) == plain
+    check_texts(target, write_head("mtp", tmp_path, target, **layout), depth=5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -13,7 +13,6 @@ from ridgeline.errors import ConfigError
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 MODEL, DRAFTS, SAMPLING, ENDING = "Model", "Speculation", "Sampling", "Ending"
-DATA, LEARNING = "Data", "Training"
 
 
 def option(help: str, panel: str, **rest: Any) -> Any:

@@ -46,12 +46,10 @@ def encode(llm: LLM, jobs: Sequence[Job], file: Path, tokens: int) -> list[Promp
     Raises:
         ConfigError: a prompt cannot run with answers of `tokens` tokens.
     """
-    tokenizer = llm.loaded.tokenizer
-    chat = tokenizer is not None and bool(tokenizer.chat_template)
     prompts = []
     for job in jobs:
         text = job.prompt
-        if chat and text and isinstance(text, str):
+        if llm.loaded.chats and text and isinstance(text, str):
             text = [{"role": "user", "content": text}]
         try:
             words = llm.bad_words(job.bad_words)

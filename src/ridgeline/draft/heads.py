@@ -58,8 +58,8 @@ def head_for(target: LoadedModel, method: str | None = None) -> KnownHead | None
     return next((head for head in fitting if method in (None, head.method)), None)
 
 
-def head_path(argument: str, method: str, target: LoadedModel) -> str:
-    """The path of a spec METHOD:PATH, or that of the known head for the model.
+def head_path(argument: str, method: str, target: LoadedModel, otherwise: str | None = None) -> str:
+    """The path of a spec METHOD:PATH, that of the known head for the model, or `otherwise`.
 
     Raises:
         ConfigError: no path, and no head is known.
@@ -67,12 +67,13 @@ def head_path(argument: str, method: str, target: LoadedModel) -> str:
     if argument:
         return argument
     head = head_for(target, method)
-    if head is None:
+    path = str(head.path) if head else otherwise
+    if path is None:
         raise ConfigError(
-            f"no {method} head is known for {target.name}; give its path, {method}:PATH, or train "
-            f"one: ridgeline train {method}"
+            f"no {method} head is known for {target.name}; give the folder of one, {method}:PATH, "
+            f"or train one: ridgeline train {method}"
         )
-    return str(head.path)
+    return path
 
 
 def model_key(name: str) -> str:

@@ -20,9 +20,9 @@ from ridgeline.draft.base import DraftContext, register
 from ridgeline.draft.block import BlockHead, load_block
 from ridgeline.draft.checkpoint import MTP, load_recurrent
 from ridgeline.draft.head_files import HeadFiles, read_files
-from ridgeline.draft.heads import head_for
+from ridgeline.draft.heads import head_path
 from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
-from ridgeline.errors import ConfigError, ModelLoadError
+from ridgeline.errors import ModelLoadError
 from ridgeline.model.native import FAMILIES
 
 _DEEPSEEK = re.compile(r"(model\.layers\.(\d+)\.)eh_proj\.weight")
@@ -48,14 +48,8 @@ def mtp_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
         ModelLoadError, UnsupportedModelError: see `read_modules` and `load_recurrent`.
     """
     target = context.target
-    known = head_for(target, "mtp")
-    path = argument or (str(known.path) if known else target.source)
-    if path is None or path.endswith(".gguf"):
-        raise ConfigError(
-            f"no mtp head is known for {target.name}; give the folder of one, mtp:PATH, or train "
-            "one: ridgeline train mtp"
-        )
-    modules, carries_normed = read_modules(path)
+    own = None if (target.source or "").endswith(".gguf") else target.source
+    modules, carries_normed = read_modules(head_path(argument, "mtp", target, own))
     final = (len(target.model.layers),)
     if modules[0].config.get("model_type", FAMILIES[0]) in FAMILIES:
         heads = [

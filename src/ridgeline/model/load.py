@@ -65,8 +65,11 @@ class LoadedModel:
     """width of the logits, padding included"""
     source: str | None = None
     """the hub id, folder or GGUF file that it was loaded from"""
-    family: str | None = None
-    """its architecture, as transformers' `model_type` names it"""
+
+    @property
+    def chats(self) -> bool:
+        """Whether it has a chat template."""
+        return self.tokenizer is not None and bool(self.tokenizer.chat_template)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens (BOS) that the tokenizer adds."""
@@ -83,7 +86,7 @@ class LoadedModel:
             RequestError: the model has no template, or its template refuses the messages.
         """
         tokenizer = self._tokenizer()
-        if not tokenizer.chat_template:
+        if not self.chats:
             raise RequestError(f"{self.name} has no chat template; give it a plain prompt")
         for message in messages:
             if not isinstance(message.get("role"), str):
@@ -209,7 +212,6 @@ def _load_dense(
         context_len=context_length(module.config),
         vocab_size=module.config.vocab_size,
         source=path,
-        family=config.model_type,
     )
 
 
@@ -231,7 +233,6 @@ def _load_quantised(path: str, device: torch.device, bits: int | None) -> Loaded
         context_len=context_length(config),
         vocab_size=config.vocab_size,
         source=path,
-        family=config.model_type,
     )
 
 

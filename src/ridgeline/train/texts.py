@@ -88,7 +88,6 @@ def distil(
     """
     jobs = [(prompt, number) for number in range(answers) for prompt in prompts]
     loaded = llm.loaded
-    chat = bool(loaded.tokenizer is not None and loaded.tokenizer.chat_template)
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = file.read_text("utf-8").splitlines() if file.is_file() else []
     done = len(kept) if len(kept) == len(jobs) else len(kept) // GROUP * GROUP
@@ -99,7 +98,7 @@ def distil(
             group = jobs[start : start + GROUP]
             encoded = [
                 loaded.encode_chat([{"role": "user", "content": prompt}])
-                if chat
+                if loaded.chats
                 else loaded.encode_prompt(prompt)
                 for prompt, _ in group
             ]
