@@ -1,0 +1,1 @@
+"""Proof on a user's own models that speculation changes nothing."""
