@@ -12,10 +12,13 @@ export OMP_WAIT_POLICY ?= passive
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo test lint types sanitize clean
+.PHONY: demo prove test lint types sanitize clean
 
 demo: $(STAMP)
 	$(BIN)/ridgeline demo $(ARGS)
+
+prove: $(STAMP)
+	$(BIN)/ridgeline prove $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 $(ARGS)

@@ -47,6 +47,7 @@ from ridgeline.options import (
     option,
 )
 from ridgeline.output import report
+from ridgeline.prove.command import prove
 from ridgeline.train.options import train
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ def demo(
 
 
 app.command()(train)
+app.command()(prove)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from ridgeline.engine import Engine
 from ridgeline.llm import Request
 from ridgeline.prove.allowance import Allowance
 from ridgeline.prove.cells import Cells, cells_of
-from ridgeline.prove.equality import echo
+from ridgeline.prove.equality import ECHO_PENALTIES, echo
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.statistics import Comparison, Tally, compare
 from ridgeline.prove.subject import run
@@ -35,8 +35,6 @@ SETTINGS = (
     ),
 )
 """Of the prompts."""
-PENALISED = SamplingParams(temperature=1.0, frequency_penalty=1.0, presence_penalty=1.0)
-"""Of a prompt that repeats itself: there penalties decide."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +78,20 @@ class Distribution:
     """tokens per step of a chain by the formula, from the mean of sum min(p, q)"""
 
     @property
-    def p_values(self) -> dict[str, float]:
-        """Of every test, by its name."""
+    def tests(self) -> dict[str, Comparison | Tally]:
+        """Every test, by its name."""
         tests = {
             FIRST: self.first,
             JOINT: self.joint,
             RATINGS: self.ratings,
             ACCEPTED: self.first_drafts,
         }
-        return {name: test.p_value for name, test in tests.items() if test is not None}
+        return {name: test for name, test in tests.items() if test is not None}
+
+    @property
+    def p_values(self) -> dict[str, float]:
+        """Of every test."""
+        return {name: test.p_value for name, test in self.tests.items()}
 
     def found(self, threshold: float) -> str | None:
         """The test with the smallest p-value, if that is no larger than a threshold."""
@@ -101,9 +104,9 @@ def ask(reference: Reference, prompts: Sequence[Sequence[int]], length: int) -> 
 
     The first token is the prompt's own: drafts begin at the second.
     """
-    asked = [*zip(prompts, SETTINGS, strict=False), (echo(prompts[0]), PENALISED)]
+    asked = [*zip(prompts, SETTINGS, strict=False), (echo(prompts[0]), ECHO_PENALTIES)]
     for prompt, params in asked:
-        params = replace(params, ignore_eos=True)
+        params = replace(params, ignore_eos=True, temperature=params.temperature or 1.0)
         joint = cells_of(reference, prompt, params, length)
         yield Question(Request(list(prompt), params), joint.marginal(), joint)
 

@@ -16,9 +16,13 @@ from ridgeline.prove.subject import Subject, run
 ROUNDING = 4.0
 """A difference is rounding if its margin is at most so many times the measured rounding."""
 PENALTIES = SamplingParams(repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2)
-"""Of every other prompt, and of those that repeat themselves."""
+"""Of every other prompt."""
+ECHO_PENALTIES = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5)
+"""Of prompts that repeat themselves: with each repetition the next one becomes less likely."""
 ECHOES = 2
 """Prompts that repeat themselves: there much is accepted, and penalties decide."""
+ECHO_LENGTH = 25
+"""Tokens of such a prompt."""
 TEMPERATURE = 0.8
 
 
@@ -74,13 +78,14 @@ class Equality:
 def echo(prompt: Sequence[int]) -> list[int]:
     """A prompt of the same beginning in which two of the other's tokens alternate."""
     middle = len(prompt) // 2
-    return [*prompt[:1], *[*prompt[middle : middle + 2]] * 12]
+    text = [*prompt[:1], *[*prompt[middle : middle + 2]] * ECHO_LENGTH]
+    return text[:ECHO_LENGTH]
 
 
 def requests_of(prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[Request]:
     """Each prompt greedily and seeded, and first some that repeat themselves."""
     requests = []
-    echoes = [(echo(prompt), PENALTIES) for prompt in prompts[:ECHOES]]
+    echoes = [(echo(prompt), ECHO_PENALTIES) for prompt in prompts[:ECHOES]]
     given = [(prompt, PENALTIES if i % 2 else SamplingParams()) for i, prompt in enumerate(prompts)]
     for prompt, params in (*echoes, *given):
         params = replace(params, max_tokens=tokens, seed=seed)

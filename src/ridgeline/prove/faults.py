@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.core import rejection, sampling
 from ridgeline.core.batch import Batch, Entry, pack
-from ridgeline.core.noise import Stream
+from ridgeline.core.noise import Stream, keys
 from ridgeline.core.sampling import Drafts, Rows, draw_drafts
 from ridgeline.core.tree import TokenTree
 from ridgeline.draft import levels
@@ -45,16 +45,16 @@ class Fault:
 
 @contextmanager
 def shared_stream(_: Engine | None = None) -> Iterator[Effect]:
-    """Drafts are drawn with the random numbers that corrections are drawn with."""
-    effect, keys = Effect(), sampling.noise_keys
+    """Drafts, acceptance and corrections take their random numbers from one stream."""
+    effect = Effect()
 
-    def shared(rows: Any, stream: Stream) -> NDArray[np.int64]:
-        if stream is not Stream.DRAFT:
-            return keys(rows, stream)
-        effect.count += 1
-        return keys(rows, Stream.CORRECT)
+    def shared(seeds: Any, positions: Any, stream: Stream, rounds: Any) -> NDArray[np.int64]:
+        if stream in (Stream.DRAFT, Stream.ACCEPT):
+            effect.count += len(positions)
+            stream = Stream.CORRECT
+        return keys(seeds, positions, stream, rounds)
 
-    with patch.object(sampling, "noise_keys", shared):
+    with patch.object(sampling, "keys", shared):
         yield effect
 
 
@@ -163,7 +163,7 @@ def _in_batches(lookup: Lookup) -> Callable[[Engine], AbstractContextManager[Eff
 
 
 FAULTS = (
-    Fault("one random stream for drafts and corrections", shared_stream, True),
+    Fault("one random stream shared by drafts, acceptance and corrections", shared_stream, True),
     Fault("corrections drawn from p, not from the residual", wrong_residual, True),
     Fault("softmax q for argmax drafts", softmax_for_argmax, True),
     Fault("tree mask off by one", _in_batches(mask_off_by_one), False),

@@ -13,6 +13,8 @@ from ridgeline.prove.faults import Fault
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.subject import Subject
 
+EQUALITY = "equality"
+
 
 @dataclass(frozen=True)
 class Detection:
@@ -28,52 +30,62 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class Examiner:
-    """The tests of parts 1 and 2, as the honest engine went through them."""
+class Exam:
+    """What every subject, honest or not, is compared with."""
 
-    subject: Subject
-    plain: Plain
-    questions: Sequence[Question]
     reference: Reference
     rounding: float
-    threshold: float
-    """p-values of at most this count as found"""
-    samples: int
-    """that the honest engine was tested with: no fault gets more"""
+    """see `Reference.rounding`; the largest of some prompts"""
+    plain: Plain
+    questions: Sequence[Question]
     seed: int
 
-    def examine(
-        self, fault: Fault, allowance: Allowance, advance: Callable[[], None] = lambda: None
-    ) -> Detection:
-        """Plants a fault into a new engine and tests that until the fault is found.
+    @property
+    def exact(self) -> bool:
+        """Whether logits have the same bits whatever is computed beside them."""
+        return self.rounding == 0
 
-        The p-values are looked at whenever the number of samples has doubled, so that a fault
-        counts as found by chance with a few times `threshold` at most.
-        """
-        engine = self.subject.start()
-        count = 0
-        with fault.plant(engine) as effect:
-            if not fault.by_ratio:
-                equality = compare_texts(
-                    self.subject,
-                    self.plain,
-                    self.reference,
-                    self.rounding,
-                    alone=False,
-                    engine=engine,
-                )
-                advance()
-                if equality.failed:
-                    return Detection(fault.name, effect.count, "equality", 0)
-            looks = sample(engine, self.questions, allowance, self.seed, advance)
-            with closing(looks):
-                due = 0
-                for samples in looks:
-                    count = samples.count
-                    if count < due and count < self.samples:
-                        continue
+
+def detect(
+    subject: Subject,
+    exam: Exam,
+    fault: Fault,
+    threshold: float,
+    most: int,
+    allowance: Allowance,
+    advance: Callable[[], None] = lambda: None,
+) -> Detection:
+    """Plants a fault into a new engine and tests that until the fault is found.
+
+    The p-values are looked at whenever the number of samples has doubled, so that a fault counts as
+    found by chance with a few times `threshold` at most.
+
+    Args:
+        subject: the rule and the drafter.
+        exam: what the honest engine was compared with.
+        fault: what to plant.
+        threshold: p-values of at most this count as found.
+        most: samples that the honest engine was tested with: a fault gets no more.
+        allowance: rounds of samples.
+        advance: called often.
+    """
+    engine = subject.start()
+    count, found = 0, None
+    with fault.plant(engine) as effect:
+        if not fault.by_ratio:
+            equality = compare_texts(
+                subject, exam.plain, exam.reference, exam.rounding, alone=False, engine=engine
+            )
+            advance()
+            if equality.failed:
+                return Detection(fault.name, effect.count, EQUALITY, 0)
+        with closing(sample(engine, exam.questions, allowance, exam.seed, advance)) as rounds:
+            due = 0
+            for samples in rounds:
+                count = samples.count
+                if count >= min(due, most):
                     due = 2 * count
-                    found = judge(self.questions, samples, self.rounding == 0).found(self.threshold)
-                    if found or count >= self.samples:
-                        return Detection(fault.name, effect.count, found, count)
-        return Detection(fault.name, effect.count, None, count)
+                    found = judge(exam.questions, samples, exam.exact).found(threshold)
+                if found or count >= most:
+                    break
+    return Detection(fault.name, effect.count, found, count)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from ridgeline.config import EngineConfig
 from ridgeline.core.params import SamplingParams
@@ -33,6 +32,22 @@ class Options:
     draft_quantize: str = "auto"
     batch: int = 32
 
+    def config(self, rule: str, batch: int, kv_tokens: int | None) -> EngineConfig:
+        """The engine's options for `batch` texts at once.
+
+        Raises:
+            ConfigError: one is out of range.
+        """
+        return EngineConfig(
+            verify=rule,
+            depth=self.depth,
+            nodes=self.nodes,
+            confidence=self.confidence,
+            max_batch=batch,
+            max_batch_tokens=max(EngineConfig.max_batch_tokens, batch * (self.nodes + 1)),
+            kv_tokens=kv_tokens,
+        )
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -58,16 +73,16 @@ class Subject:
         Raises:
             RidgelineError: see `LLM`.
         """
-        options, batch = self.options, batch or self.options.batch
+        batch = batch or self.options.batch
+        config = self.options.config(self.rule, batch, self._pages(batch))
         if self.drafter is not None:
             return LLM(
                 self.loaded,
                 drafter=self.drafter,
-                draft_dtype=options.draft_dtype,
-                draft_quantize=options.draft_quantize,
-                **self._fields(batch),
+                draft_dtype=self.options.draft_dtype,
+                draft_quantize=self.options.draft_quantize,
+                **asdict(config),
             ).engine
-        config = EngineConfig(**self._fields(batch))
         context = DraftContext(
             target=self.loaded,
             coupled=config.verify == "match",
@@ -84,18 +99,6 @@ class Subject:
     def plain(self, batch: int = 1) -> Engine:
         """A new engine that never drafts, for `batch` texts at once."""
         return LLM(self.loaded, max_batch=batch, kv_tokens=self._pages(batch)).engine
-
-    def _fields(self, batch: int) -> dict[str, Any]:
-        options = self.options
-        return {
-            "verify": self.rule,
-            "depth": options.depth,
-            "nodes": options.nodes,
-            "confidence": options.confidence,
-            "max_batch": batch,
-            "max_batch_tokens": max(EngineConfig.max_batch_tokens, batch * (options.nodes + 1)),
-            "kv_tokens": self._pages(batch),
-        }
 
     def _pages(self, batch: int) -> int:
         return batch * (-(-(self.longest + self.options.nodes) // BLOCK_SIZE) + 1) * BLOCK_SIZE

@@ -20,7 +20,7 @@ from ridgeline.draft.base import DraftRequest, Observation
 from ridgeline.engine import Engine
 from ridgeline.prove.statistics import Tally
 
-RATINGS = (0.2, 1.0)
+RATINGS = (0.25, 1.0)
 """Where classes of tokens by q / p begin and end."""
 
 

@@ -1,0 +1,233 @@
+"""All four parts for every rule, within a time, and the verdict on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ridgeline.errors import ConfigError
+from ridgeline.model.load import LoadedModel
+from ridgeline.prove.allowance import Allowance
+from ridgeline.prove.distribution import ALPHA, Distribution, ask, judge, sample
+from ridgeline.prove.equality import (
+    ECHO_LENGTH,
+    Equality,
+    compare_texts,
+    requests_of,
+    write_plainly,
+)
+from ridgeline.prove.faults import FAULTS
+from ridgeline.prove.numerics import Numerics, stress
+from ridgeline.prove.power import Detection, Exam, detect
+from ridgeline.prove.reference import Reference
+from ridgeline.prove.statistics import holm
+from ridgeline.prove.subject import Options, Subject, hands_q
+
+EQUALITY, DISTRIBUTION = 0.15, 0.5
+"""Shares of the time; numerics takes what it needs, and power the rest."""
+NUMERIC_TOKENS = 8
+"""Length of the texts of part 4."""
+MEASURED = 3
+"""Prompts that rounding is measured on."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do."""
+
+    rules: tuple[str, ...]
+    drafter: str
+    options: Options
+    tokens: int
+    """of each text of part 1"""
+    seed: int
+    seconds: float | None = None
+    """for everything; None: as many rounds as `rounds` says"""
+    rounds: int | None = None
+    """of samples in part 2, at most"""
+
+
+@dataclass
+class Result:
+    """What was found for one subject."""
+
+    subject: Subject
+    equality: Equality
+    numerics: Numerics
+    distribution: Distribution
+    samples: int
+    """texts of part 2"""
+    drift: bool = False
+    """whether a test of part 2 says so, all tests of all subjects considered"""
+    detections: list[Detection] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything differs from plain decoding."""
+        return self.equality.failed or self.drift or bool(self.numerics.failures)
+
+    @property
+    def could_fail(self) -> bool:
+        """Whether the tests found at least one planted fault."""
+        return any(detection.found_by for detection in self.detections)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Everything that was found."""
+
+    plan: Plan
+    exam: Exam
+    threshold: float
+    """p-values of at most this count as found, whatever the other tests say"""
+    results: list[Result]
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether any subject failed."""
+        return any(result.failed for result in self.results)
+
+    @property
+    def passed(self) -> bool:
+        """Whether none did, and all could have."""
+        return not self.failed and all(result.could_fail for result in self.results)
+
+
+Tell = Callable[[str], None]
+"""Called often, with what is being done."""
+
+
+def prove(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    plan: Plan,
+    tell: Tell = lambda part: None,
+) -> Proof:
+    """Puts a target and its drafter to the proof.
+
+    Args:
+        loaded: the target.
+        prompts: token ids of at least one prompt.
+        plan: what to do.
+        tell: called often, with what is being done.
+
+    Raises:
+        ConfigError: the drafter never drafts.
+        RidgelineError: see `LLM`.
+    """
+    started = time.monotonic()
+    subjects = subjects_of(loaded, prompts, plan)
+    exam = prepare(subjects[0], prompts, plan, EQUALITY / (1 + 2 * len(subjects)), tell)
+    share = DISTRIBUTION / len(subjects)
+    results = [examine(subject, exam, prompts, plan, share, tell) for subject in subjects]
+
+    p_values = [p for result in results for p in result.distribution.p_values.values()]
+    fallen = holm(p_values, ALPHA)
+    for result in results:
+        count = len(result.distribution.p_values)
+        result.drift, fallen = any(fallen[:count]), fallen[count:]
+    threshold = ALPHA / len(p_values)
+    pairs = [
+        (result, fault)
+        for result in results
+        for fault in FAULTS
+        if not fault.by_ratio or result.distribution.ratings is not None
+    ]
+    for done, (result, fault) in enumerate(pairs):
+        seconds = None
+        if plan.seconds is not None:
+            left = started + plan.seconds - time.monotonic()
+            seconds = max(left, 0.0) / (len(pairs) - done)
+        detection = detect(
+            result.subject,
+            exam,
+            fault,
+            threshold,
+            result.samples,
+            Allowance(None, seconds),
+            partial(tell, f"power, {result.subject.name}: {fault.name}"),
+        )
+        result.detections.append(detection)
+    return Proof(plan, exam, threshold, results, time.monotonic() - started)
+
+
+def subjects_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plan: Plan) -> list[Subject]:
+    """Every rule with the drafter, or with one that draws where the drafter does not.
+
+    A rule that accepts by ratios verifies drafts without q as `match` does. A drafter without q is
+    therefore put to the proof under `match` alone, and one that draws stands in besides.
+
+    Raises:
+        ConfigError: the drafter never drafts.
+        RidgelineError: see `LLM`.
+    """
+    options = plan.options
+    longest = max(map(len, prompts)) + max(plan.tokens, 2 * options.depth + 3, NUMERIC_TOKENS)
+    longest = max(longest, ECHO_LENGTH + plan.tokens)
+    given = [Subject(loaded, rule, plan.drafter, options, longest) for rule in plan.rules]
+    drawing = replace(given[0], rule="rejection")
+    if drawing.start(1).drafter is None:
+        raise ConfigError(
+            f"drafter {plan.drafter!r} never drafts, so there is nothing to prove; name another, "
+            "such as model:PATH"
+        )
+    if hands_q(drawing, prompts[0]):
+        return given
+    stand_ins = [replace(subject, drafter=None) for subject in given]
+    return [*(subject for subject in given if subject.rule == "match"), *stand_ins]
+
+
+def prepare(
+    subject: Subject, prompts: Sequence[Sequence[int]], plan: Plan, share: float, tell: Tell
+) -> Exam:
+    """What all subjects are compared with, of which `subject` is one; plain texts take `share`."""
+    tell("exact probabilities")
+    reference = Reference(subject.loaded, subject.longest, subject.longest)
+    rounding = max(reference.rounding(prompt) for prompt in prompts[:MEASURED])
+    questions = list(ask(reference, prompts, plan.options.depth + 2))
+    plain = write_plainly(
+        subject.plain(),
+        requests_of(prompts, plan.tokens, plan.seed),
+        Allowance(None, _seconds(plan, share)),
+        partial(tell, "plain texts"),
+    )
+    return Exam(reference, rounding, plain, questions, plan.seed)
+
+
+def examine(
+    subject: Subject,
+    exam: Exam,
+    prompts: Sequence[Sequence[int]],
+    plan: Plan,
+    share: float,
+    tell: Tell,
+) -> Result:
+    """Parts 1, 4 and 2, the last within `share` of the time."""
+    equality = compare_texts(
+        subject,
+        exam.plain,
+        exam.reference,
+        exam.rounding,
+        advance=partial(tell, f"equality, {subject.name}"),
+    )
+    numerics = stress(
+        subject,
+        [min(prompts, key=len)],
+        NUMERIC_TOKENS,
+        exam.rounding,
+        plan.seed,
+        partial(tell, f"numerics, {subject.name}"),
+    )
+    allowance = Allowance(plan.rounds, _seconds(plan, share))
+    told = partial(tell, f"distribution, {subject.name}")
+    for samples in sample(subject.start(), exam.questions, allowance, plan.seed, told):
+        latest = samples
+    distribution = judge(exam.questions, latest, exam.exact)
+    return Result(subject, equality, numerics, distribution, latest.count)
+
+
+def _seconds(plan: Plan, share: float) -> float | None:
+    return None if plan.seconds is None else share * plan.seconds
