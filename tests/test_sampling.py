@@ -131,15 +131,9 @@ def test_truncation_follows_edits_and_temperature(cut: str) -> None:
     assert_per_node(SamplingParams(temperature=0.7, **EDITS["all"], **CUTS[cut]))
 
 
-def test_fault_penalties_that_see_the_last_token_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(frequency_penalty=1.0)
-
-    def last_only(rows: Rows) -> np.ndarray:
-        return rows.nodes[:, None] == np.arange(rows.tree.trunk, rows.tree.size)
-
-    monkeypatch.setattr(Rows, "drafted_path", property(last_only))
-    with pytest.raises(AssertionError):
-        assert_per_node(params)
+def test_fault_penalties_that_see_the_last_token_only() -> None:
+    with last_token_penalised(), pytest.raises(AssertionError):
+        assert_per_node(SamplingParams(frequency_penalty=1.0))
 
 
 def test_fault_min_tokens_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

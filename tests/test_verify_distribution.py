@@ -18,6 +18,7 @@ from ridgeline.core.groups import gumbel_top
 from ridgeline.core.noise import Stream
 from ridgeline.core.sampling import SamplingParams
 from ridgeline.core.theory import expected_tokens
+from ridgeline.prove.faults import wrong_residual
 from tests.simulation import Simulation, assert_counts, assert_distributed, chain
 
 RULES = ("match", "rejection", "block")
@@ -186,11 +187,11 @@ def test_fault_shared_random_stream(rule: str, stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("rule", BY_RATIO)
-def test_fault_wrong_residual(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_wrong_residual(rule: str) -> None:
     right = replace(FAULT, rule=rule)
     assert_distributed(right, trials=8_000, length=2)
-    monkeypatch.setattr(rejection, "_excess", lambda p, q: p)
-    fails(right)
+    with wrong_residual():
+        fails(right)
 
 
 @pytest.mark.parametrize("rule", BY_RATIO)

@@ -47,8 +47,8 @@ def page(loaded: LoadedModel, proof: Proof) -> Iterator[str]:
     yield (
         "The target's logits have the same bits whatever is computed beside them."
         if exam.exact
-        else f"The target's logits differ by up to {exam.rounding:.2g} with what is computed beside "
-        "them: texts that part where two tokens are closer than a few times that are rounding."
+        else f"The target's logits differ by up to {exam.rounding:.2g} with what is computed "
+        "beside them: where texts part at tokens closer than a few times that, it is rounding."
     )
     yield ""
     yield "1. The very tokens, with drafts and without, each text alone and all in a batch"
