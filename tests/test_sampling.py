@@ -22,6 +22,7 @@ from ridgeline.core.sampling import (
 )
 from ridgeline.core.tree import DraftProposal, TokenTree, graft
 from ridgeline.core.truncation import truncate
+from ridgeline.prove.faults import last_token_penalised
 
 PROMPT, OUTPUT = [5, 6, 7, 5], [8, 9, 8]
 V = 40

@@ -56,6 +56,8 @@ def cells_of(
     cells: dict[tuple[int, ...], float] = {}
     known: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
+        if not known:  # no text as long is likely
+            break
         processed = reference.processed(prompt, list(known), params)
         p = processed.double().softmax(1).cpu().numpy() * np.array(list(known.values()))[:, None]
         longer: dict[tuple[int, ...], float] = {}

@@ -10,7 +10,7 @@ from ridgeline.engine import Engine
 from ridgeline.llm import Request
 from ridgeline.prove.allowance import Allowance
 from ridgeline.prove.cells import Cells, cells_of
-from ridgeline.prove.equality import ECHO_PENALTIES, echo
+from ridgeline.prove.equality import PENALTIES, few_words
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.statistics import Comparison, Tally, compare
 from ridgeline.prove.subject import run
@@ -25,14 +25,7 @@ SAMPLES = 16
 """Samples of a prompt in a round."""
 SETTINGS = (
     SamplingParams(temperature=1.0),
-    SamplingParams(
-        temperature=1.1,
-        top_k=200,
-        top_p=0.95,
-        min_p=0.001,
-        repetition_penalty=1.1,
-        presence_penalty=0.3,
-    ),
+    replace(PENALTIES, temperature=1.1, top_k=200, top_p=0.95, min_p=0.001),
 )
 """Of the prompts."""
 
@@ -100,13 +93,16 @@ class Distribution:
 
 
 def ask(reference: Reference, prompts: Sequence[Sequence[int]], length: int) -> Iterator[Question]:
-    """Computes the exact answers to as many prompts as `SETTINGS`, and to one that repeats itself.
+    """Computes the exact answers to as many prompts as `SETTINGS`, and to one in few words.
 
     The first token is the prompt's own: drafts begin at the second.
     """
-    asked = [*zip(prompts, SETTINGS, strict=False), (echo(prompts[0]), ECHO_PENALTIES)]
+    asked = [
+        *zip(prompts, SETTINGS, strict=False),
+        (prompts[0], replace(few_words(prompts[0]), temperature=1.0)),
+    ]
     for prompt, params in asked:
-        params = replace(params, ignore_eos=True, temperature=params.temperature or 1.0)
+        params = replace(params, ignore_eos=True)
         joint = cells_of(reference, prompt, params, length)
         yield Question(Request(list(prompt), params), joint.marginal(), joint)
 

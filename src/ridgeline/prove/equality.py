@@ -15,14 +15,12 @@ from ridgeline.prove.subject import Subject, run
 
 ROUNDING = 4.0
 """A difference is rounding if its margin is at most so many times the measured rounding."""
-PENALTIES = SamplingParams(repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2)
+PENALTIES = SamplingParams(repetition_penalty=1.1, frequency_penalty=0.3, presence_penalty=0.2)
 """Of every other prompt."""
-ECHO_PENALTIES = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5)
-"""Of prompts that repeat themselves: with each repetition the next one becomes less likely."""
-ECHOES = 2
-"""Prompts that repeat themselves: there much is accepted, and penalties decide."""
-ECHO_LENGTH = 25
-"""Tokens of such a prompt."""
+FEW, FAVOUR = 4, 100.0
+"""Words of a text of few words, and the bias that excludes all others."""
+SHORT = 2
+"""Prompts that are answered in few words as well."""
 TEMPERATURE = 0.8
 
 
@@ -75,19 +73,23 @@ class Equality:
         return any(not difference.rounding for difference in self.differences)
 
 
-def echo(prompt: Sequence[int]) -> list[int]:
-    """A prompt of the same beginning in which two of the other's tokens alternate."""
-    middle = len(prompt) // 2
-    text = [*prompt[:1], *[*prompt[middle : middle + 2]] * ECHO_LENGTH]
-    return text[:ECHO_LENGTH]
+def few_words(prompt: Sequence[int]) -> SamplingParams:
+    """Lets but a few of the prompt's own tokens be said, each the less the more often it was.
+
+    There penalties decide every token, and much of what is drafted is accepted.
+    """
+    words = list(dict.fromkeys([*prompt[len(prompt) // 2 :], *prompt]))[:FEW]
+    return SamplingParams(
+        logit_bias=dict.fromkeys(words, FAVOUR), frequency_penalty=2.0, ignore_eos=True
+    )
 
 
 def requests_of(prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[Request]:
-    """Each prompt greedily and seeded, and first some that repeat themselves."""
+    """Each prompt greedily and seeded, and some in few words first."""
     requests = []
-    echoes = [(echo(prompt), ECHO_PENALTIES) for prompt in prompts[:ECHOES]]
+    short = [(prompt, few_words(prompt)) for prompt in prompts[:SHORT]]
     given = [(prompt, PENALTIES if i % 2 else SamplingParams()) for i, prompt in enumerate(prompts)]
-    for prompt, params in (*echoes, *given):
+    for prompt, params in (*short, *given):
         params = replace(params, max_tokens=tokens, seed=seed)
         requests += [
             Request(list(prompt), replace(params, temperature=t)) for t in (0.0, TEMPERATURE)
@@ -168,7 +170,7 @@ def compare_texts(
                 tokens[0],
                 tokens[1],
                 margin,
-                margin <= ROUNDING * rounding * unit if rounding else False,
+                abs(margin) <= ROUNDING * rounding * unit and rounding > 0,
             )
         )
     return Equality(

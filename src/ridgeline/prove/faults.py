@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -143,30 +145,38 @@ def misread(batch: Batch, lookup: Lookup) -> tuple[Batch, int]:
     return pack(entries, batch.tokens.device), wrong
 
 
-def _in_batches(lookup: Lookup) -> Callable[[Engine], AbstractContextManager[Effect]]:
-    """Plants a wrong lookup into the target's forward passes."""
+@contextmanager
+def misreading(engine: Engine, lookup: Lookup) -> Iterator[Effect]:
+    """The target's forward passes look ancestors up wrongly."""
+    effect, target = Effect(), engine.target
+    forward = target.forward
 
-    @contextmanager
-    def plant(engine: Engine) -> Iterator[Effect]:
-        effect, target = Effect(), engine.target
-        forward = target.forward
+    def faulty(batch: Batch, *rest: Any) -> TargetOutput:
+        misled, wrong = misread(batch, lookup)
+        effect.count += wrong
+        return forward(misled, *rest)
 
-        def faulty(batch: Batch, *rest: Any) -> TargetOutput:
-            misled, wrong = misread(batch, lookup)
-            effect.count += wrong
-            return forward(misled, *rest)
+    with patch.object(target, "forward", faulty):
+        yield effect
 
-        with patch.object(target, "forward", faulty):
+
+@contextmanager
+def addressed_by_position(engine: Engine) -> Iterator[Effect]:
+    """Keys are looked up by position; and accepted ones stay, as if they lay there already."""
+    with misreading(engine, position_as_slot) as effect:
+
+        def stay(sources: Tensor, _: Tensor) -> None:
+            effect.count += len(sources)
+
+        with patch.object(engine, "store", SimpleNamespace(move=stay)):
             yield effect
-
-    return plant
 
 
 FAULTS = (
     Fault("one random stream shared by drafts, acceptance and corrections", shared_stream, True),
     Fault("corrections drawn from p, not from the residual", wrong_residual, True),
     Fault("softmax q for argmax drafts", softmax_for_argmax, True),
-    Fault("tree mask off by one", _in_batches(mask_off_by_one), False),
-    Fault("position instead of slot", _in_batches(position_as_slot), False),
+    Fault("tree mask off by one", partial(misreading, lookup=mask_off_by_one), False),
+    Fault("position instead of slot", addressed_by_position, False),
     Fault("penalties that see the last token only", last_token_penalised, False),
 )

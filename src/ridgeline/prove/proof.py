@@ -12,7 +12,6 @@ from ridgeline.model.load import LoadedModel
 from ridgeline.prove.allowance import Allowance
 from ridgeline.prove.distribution import ALPHA, Distribution, ask, judge, sample
 from ridgeline.prove.equality import (
-    ECHO_LENGTH,
     Equality,
     compare_texts,
     requests_of,
@@ -166,7 +165,6 @@ def subjects_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plan: Pla
     """
     options = plan.options
     longest = max(map(len, prompts)) + max(plan.tokens, 2 * options.depth + 3, NUMERIC_TOKENS)
-    longest = max(longest, ECHO_LENGTH + plan.tokens)
     given = [Subject(loaded, rule, plan.drafter, options, longest) for rule in plan.rules]
     drawing = replace(given[0], rule="rejection")
     if drawing.start(1).drafter is None:
