@@ -76,7 +76,7 @@ _MORE = (
 
 
 def default_prompts() -> list[str]:
-    """The prompts, about 1,100, in a fixed order that mixes their kinds."""
+    """The prompts, about 900, in a fixed order that mixes their kinds."""
     kinds = [
         [task.format(subject) for task in _TASKS for subject in _SUBJECTS],
         [
