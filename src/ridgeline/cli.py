@@ -47,6 +47,7 @@ from ridgeline.options import (
     option,
 )
 from ridgeline.output import report
+from ridgeline.plan.command import plan
 from ridgeline.train.options import train
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ app = typer.Typer(
 )
 
 app.command()(bench)
+app.command()(plan)
 
 
 @app.callback(invoke_without_command=True)
