@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ridgeline.bench.published import published
+from scipy.optimize import brentq
+
+from ridgeline.bench.published import Published, published
 from ridgeline.bench.record import FORMAT
-from ridgeline.core.theory import expected_tokens_of
+from ridgeline.core.theory import expected_tokens, expected_tokens_of
 from ridgeline.errors import ConfigError
 
 
@@ -33,10 +35,6 @@ class Acceptance:
             known.append((known[-1] if known else 1.0) * self.rate)
         return expected_tokens_of(known)
 
-    def rows(self, depth: int) -> float:
-        """Rows of a sequence in a pass that checks them."""
-        return 1 + depth * self.nodes
-
 
 @dataclass(frozen=True)
 class Range:
@@ -47,9 +45,9 @@ class Range:
     source: str
 
 
-def constant(rate: float) -> Acceptance:
+def constant(rate: float, nodes: float = 1.0) -> Acceptance:
     """The same at every position: s_j = a^j."""
-    return Acceptance((), rate)
+    return Acceptance((), rate, nodes)
 
 
 def parse_range(text: str) -> Range:
@@ -73,25 +71,40 @@ def parse_range(text: str) -> Range:
 def published_range(method: str) -> Range:
     """What others report of such drafters, from the lowest to the highest.
 
-    A row that states only tokens per step t counts as a = 1 - 1 / t, that of a long chain.
+    A row that states only tokens per step counts as the constant acceptance that gives so many at
+    its depth. Where it drafted trees, so many nodes a level are reckoned with.
 
     Raises:
         ConfigError: nobody has published any.
     """
-    rates: list[float] = []
-    sources = []
-    for row in published():
-        if row.drafter != method:
-            continue
-        if row.acceptance:
-            rates += row.acceptance
-        elif row.tokens_per_step:
-            rates.append(1 - 1 / row.tokens_per_step)
-        sources.append(row.source)
-    if not rates:
+    rows = [row for row in published() if row.drafter == method]
+    found = [constant(rate, _nodes(row)) for row in rows for rate in _rates(row)]
+    if not found:
         raise ConfigError(f"no acceptance of {method} is known; give --acceptance, such as 0.7-0.8")
-    names = " and ".join(dict.fromkeys(sources))
-    return Range(constant(min(rates)), constant(max(rates)), f"published: {names}")
+    found.sort(key=lambda acceptance: acceptance.rate)
+    names = " and ".join(dict.fromkeys(row.source for row in rows))
+    return Range(found[0], found[-1], f"published: {names}")
+
+
+def _rates(row: Published) -> tuple[float, ...]:
+    if row.acceptance:
+        return row.acceptance
+    return () if row.tokens_per_step is None else (rate_of(row.tokens_per_step, row.depth),)
+
+
+def _nodes(row: Published) -> float:
+    return row.nodes / row.depth if row.nodes and row.depth else 1.0
+
+
+def rate_of(tokens: float, depth: int | None) -> float:
+    """The constant acceptance with which a step of `depth` levels emits so many tokens.
+
+    The inverse of `core.theory.expected_tokens`; None: without a limit, where t = 1 / (1 - a).
+    """
+    if depth is None:
+        return 1 - 1 / tokens
+    found: float = brentq(lambda rate: expected_tokens(rate, depth) - tokens, 0, 1)
+    return found
 
 
 def of_run(run: dict[str, Any]) -> Acceptance:

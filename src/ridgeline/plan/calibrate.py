@@ -230,8 +230,9 @@ def _bits(kind: str) -> float:
 
 
 def _layer_weights(config: LlamaConfig) -> int:
-    keys = config.num_key_value_heads * config.head_dim
-    return config.hidden_size * (2 * config.hidden_size + 2 * keys + 3 * config.intermediate_size)
+    hidden, keys = config.hidden_size, config.num_key_value_heads * config.head_dim
+    count: int = hidden * (2 * hidden + 2 * keys + 3 * config.intermediate_size)
+    return count
 
 
 def _attention(device: torch.device, native: bool, effort: Effort) -> tuple[float, float]:

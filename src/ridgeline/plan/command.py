@@ -47,7 +47,9 @@ def plan(
     drafter: Annotated[
         list[str] | None,
         option(
-            "NAME, or model:PATH; repeatable.", DRAFTS, show_default="all that need no other model"
+            "NAME, or model:PATH; repeatable.",
+            DRAFTS,
+            show_default="all that need no other model; those of --bench",
         ),
     ] = None,
     draft_precision: Annotated[

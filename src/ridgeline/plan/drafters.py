@@ -42,6 +42,13 @@ class Planned:
     shape: ModelShape | None
     """what a pass of it reads, for one level; None: nothing"""
 
+    @property
+    def label(self) -> str:
+        """For people: the spec, of a draft model without its folder."""
+        if self.method.cost == MODEL and self.shape is not None:
+            return f"{self.method.name}:{self.shape.name}"
+        return self.spec
+
     def passes(self, depth: int) -> int:
         """Of the drafter, for `depth` levels."""
         return depth if self.method.cost in (MODEL, RECURRENT) else min(depth, 1)
@@ -57,6 +64,12 @@ def methods() -> dict[str, Method]:
     """All kinds, by name."""
     rows = json.loads(Path(__file__).with_name("drafters.json").read_text())
     return {row["name"]: Method(**row) for row in rows}
+
+
+def defaults(target: ModelShape) -> list[str]:
+    """Specs of the kinds that need nothing from elsewhere: no other model, no modules it lacks."""
+    kinds = methods().values()
+    return [m.name for m in kinds if m.cost != MODEL and (target.modules or not m.own_layer)]
 
 
 def planned(spec: str, target: ModelShape, precision: str | None) -> Planned:

@@ -34,7 +34,7 @@ class Hardware:
     def ridge(self, kind: str) -> float:
         """FLOPs for each byte from memory where arithmetic becomes the limit.
 
-        With 2-byte weights and 2 FLOPs a weight and token that is the number of tokens: 295 on H100.
+        With 2-byte weights and 2 FLOPs a weight and token that is a number of tokens: H100 295.
 
         Source: Williams et al., Roofline (doi 10.1145/1498765.1498785).
         """

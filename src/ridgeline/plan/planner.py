@@ -69,8 +69,9 @@ class Planner:
     def choice(self, contender: Contender, depth: int, batch: int) -> Choice:
         """What to expect."""
         low, high = contender.acceptance.low, contender.acceptance.high
-        rows = max(round(batch * (low.rows(depth) + high.rows(depth)) / 2), batch)
-        drafting = self._drafting(contender.planned, depth, batch)
+        nodes = (low.nodes + high.nodes) / 2
+        rows = round(batch * (1 + depth * nodes))
+        drafting = self._drafting(contender.planned, depth, batch, round(batch * max(nodes, 1)))
         verify = self._target.seconds(rows, batch, self.context)
         plain = self.plain(batch)
 
@@ -96,15 +97,16 @@ class Planner:
         choices = [self.choice(contender, depth, batch) for depth in sorted({0, *depths})]
         return max(choices, key=lambda choice: (choice.middle, -choice.depth))
 
-    def _drafting(self, planned: Planned, depth: int, batch: int) -> float:
-        """Seconds of drafting `depth` levels for every sequence."""
+    def _drafting(self, planned: Planned, depth: int, batch: int, level: int) -> float:
+        """Seconds of drafting `depth` levels of `level` nodes for `batch` sequences together."""
         shape = planned.shape_at(depth)
         if shape is None or depth == 0:
             return 0.0
         if shape not in self._costs:
             self._costs[shape] = self._cost_of(shape)
-        one = self._costs[shape].seconds(batch, batch, self.context)
-        return planned.passes(depth) * one
+        cost = self._costs[shape]
+        first, further = (cost.seconds(rows, batch, self.context) for rows in (batch, level))
+        return first + (planned.passes(depth) - 1) * further
 
 
 def stops_paying(best: Sequence[Choice]) -> int | None:

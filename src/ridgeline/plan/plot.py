@@ -67,9 +67,9 @@ def _speed_ups(axes: Axes, plan: Plan) -> None:
     """The best depth of each drafter, as a band from the lowest to the highest acceptance."""
     batches = [batch.batch for batch in plan.batches]
     for contender in plan.contenders:
-        spec = contender.planned.spec
+        spec, label = contender.planned.spec, contender.planned.label
         each = [batch.choices[spec] for batch in plan.batches]
-        (line,) = axes.plot(batches, [choice.middle for choice in each], marker="o", label=spec)
+        (line,) = axes.plot(batches, [choice.middle for choice in each], marker="o", label=label)
         low, high = ([choice.speed_up[end] for choice in each] for end in (0, 1))
         axes.fill_between(batches, low, high, alpha=0.15, color=line.get_color())
     axes.axhline(1, color="black", linewidth=0.8)

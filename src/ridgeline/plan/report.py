@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.bench.report import number, size, times
+from ridgeline.bench.report import interval, number, size, times
 from ridgeline.plan.acceptance import Range
 from ridgeline.plan.planner import Choice, stops_paying
 from ridgeline.plan.result import BatchPlan, Plan, verdict
@@ -66,28 +66,28 @@ def _speed_ups(plan: Plan) -> Table:
     table = _table("", *(f"batch {batch.batch}" for batch in plan.batches))
     for contender in plan.contenders:
         spec = contender.planned.spec
-        table.add_row(Text(spec), *(_cell(batch.choices[spec]) for batch in plan.batches))
+        cells = (_cell(batch.choices[spec]) for batch in plan.batches)
+        table.add_row(Text(contender.planned.label), *cells)
     return table
 
 
 def _cell(choice: Choice) -> str:
-    """Depth and speed-up, lowest to highest."""
-    if not choice.depth:
-        return "none"
-    return f"{choice.depth}: {times(choice.speed_up[0])[:-1]}-{times(choice.speed_up[1])}"
+    """Depth and speed-up."""
+    return f"{choice.depth}: {times(choice.middle)}" if choice.depth else "none"
 
 
 def _decisions(plan: Plan) -> Table:
+    labels = {c.planned.spec: c.planned.label for c in plan.contenders}
     table = _table("batch", "draft", "depth", "tokens\nper step", "speed-up", "memory", "fits")
     for batch in plan.batches:
         best, memory = batch.best, batch.memory
         speculate = best.depth > 0
         table.add_row(
             str(batch.batch),
-            Text(best.drafter if speculate else "do not speculate"),
+            Text(labels[best.drafter] if speculate else "do not speculate"),
             str(best.depth),
-            number(sum(best.tokens) / 2),
-            times(best.middle),
+            interval(best.tokens, number),
+            interval(best.speed_up, times),
             size(round(memory.total)),
             "yes" if memory.fits else "no",
         )
@@ -99,7 +99,7 @@ def _acceptances(plan: Plan) -> Table:
     for contender in plan.contenders:
         acceptance = contender.acceptance
         rates = number(acceptance.low.rate), number(acceptance.high.rate)
-        table.add_row(Text(contender.planned.spec), *rates, Text(acceptance.source))
+        table.add_row(Text(contender.planned.label), *rates, Text(acceptance.source))
     return table
 
 

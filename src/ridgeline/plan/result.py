@@ -79,8 +79,8 @@ def verdict(plan: Plan) -> list[str]:
     if unsure:
         listed = ", ".join(map(str, unsure))
         lines.append(
-            f"At batch {listed} the low end of the acceptance assumed is a loss: measure it on your "
-            "own prompts, with --measure or `ridgeline bench`."
+            f"At batch {listed} the low end of the acceptance assumed is a loss: measure it on "
+            "your own prompts, with --measure or `ridgeline bench`."
         )
     tight = [batch for batch in plan.batches if not batch.memory.fits]
     if tight:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ridgeline.bench.measure import PLAIN
 from ridgeline.errors import ConfigError
 from ridgeline.loading import load_llm
 from ridgeline.model.device import choose_device
@@ -18,7 +19,7 @@ from ridgeline.model.threads import set_threads
 from ridgeline.plan.acceptance import Range, from_bench, lookup, parse_range, published_range
 from ridgeline.plan.calibrate import Calibration, calibrated
 from ridgeline.plan.cost import Cost
-from ridgeline.plan.drafters import MODEL, Planned, methods, planned
+from ridgeline.plan.drafters import NOTHING, Planned, defaults, methods, planned
 from ridgeline.plan.hardware import Hardware, hardware
 from ridgeline.plan.local import LOCAL, as_run, local_curve, local_hardware, runs_natively
 from ridgeline.plan.measured import measured_acceptance, measured_curve, prompts_of
@@ -78,8 +79,7 @@ def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
     shape = as_run(shape, device) if local else shape
     rounded = "int4" if local and runs_natively(shape, device) else wanted.precision
     precision = wanted.draft_precision or rounded
-    specs = wanted.drafters or tuple(m.name for m in methods().values() if m.cost != MODEL)
-    drafters = [planned(spec, shape, precision) for spec in specs]
+    drafters = [planned(spec, shape, precision) for spec in _specs(wanted, shape)]
     if not local:
         chosen = hardware(wanted.hardware).times(wanted.devices)
         cost_of = partial(Roofline, hardware=chosen)
@@ -116,6 +116,17 @@ def _check(wanted: Wanted) -> None:
     for name in ("measure", "recalibrate"):
         if getattr(wanted, name):
             raise ConfigError(f"--{name} measures this machine; leave --hardware out")
+
+
+def _specs(wanted: Wanted, shape: ModelShape) -> Sequence[str]:
+    """The drafters asked for, else those that acceptance is or can be known of."""
+    if wanted.drafters:
+        return wanted.drafters
+    if wanted.bench:
+        return [spec for spec in from_bench(wanted.bench) if spec != PLAIN]
+    if wanted.measure:  # a head would have to be there
+        return [method.name for method in methods().values() if method.cost == NOTHING]
+    return defaults(shape)
 
 
 def _calibrate(

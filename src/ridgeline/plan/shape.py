@@ -92,6 +92,8 @@ class ModelShape:
     tied: bool = False
     """whether the head is the embedding, which is then stored once"""
     cache_bits: int = 16
+    modules: int = 0
+    """modules that were trained with it to draft"""
     obstacle: str | None = None
     """why the native decoder does not compute it here, if it does not"""
 
@@ -193,8 +195,7 @@ def _read_config(file: Path) -> PreTrainedConfig:
 
 def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
     module = outline(config)
-    dtype = getattr(config, "dtype", None)
-    kind = "fp8" if _fp8(config) else _DTYPES.get(dtype, "bf16")
+    kind = "fp8" if _fp8(config) else _DTYPES.get(config.dtype or torch.bfloat16, "bf16")
     experts = _experts_used(config)
     parts = []
     embedding = module.get_input_embeddings().weight
@@ -226,6 +227,7 @@ def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
         attention=_attention(config, module),
         tied=head is embedding,
         cache_bits=32 if kind == "fp32" else 16,
+        modules=getattr(config, "num_nextn_predict_layers", None) or 0,
         obstacle=obstacle(config, torch.device("cpu")),
     )
 
