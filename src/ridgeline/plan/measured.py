@@ -52,7 +52,7 @@ def measured_curve(
 
 def prompts_of(loaded: LoadedModel) -> list[Prompt]:
     """The first of the prompts that ship with Ridgeline."""
-    llm = LLM(loaded, kv_tokens=64)
+    llm = LLM(loaded, kv_tokens=1024)
     return encode(llm, read_prompts(SHIPPED)[:PROMPTS], SHIPPED, TOKENS)
 
 

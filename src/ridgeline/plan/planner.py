@@ -70,9 +70,8 @@ class Planner:
         """What to expect."""
         low, high = contender.acceptance.low, contender.acceptance.high
         nodes = (low.nodes + high.nodes) / 2
-        rows = round(batch * (1 + depth * nodes))
         drafting = self._drafting(contender.planned, depth, batch, round(batch * max(nodes, 1)))
-        verify = self._target.seconds(rows, batch, self.context)
+        verify = self._verifying(depth * max(nodes, 1), batch, batch * min(nodes, 1))
         plain = self.plain(batch)
 
         def gain(acceptance: Acceptance) -> float:
@@ -82,7 +81,7 @@ class Planner:
             drafter=contender.planned.spec,
             depth=depth,
             batch=batch,
-            rows=rows,
+            rows=round(batch * (1 + depth * nodes)),
             draft_seconds=drafting,
             verify_seconds=verify,
             tokens=(low.tokens(depth), high.tokens(depth)),
@@ -96,6 +95,19 @@ class Planner:
         """
         choices = [self.choice(contender, depth, batch) for depth in sorted({0, *depths})]
         return max(choices, key=lambda choice: (choice.middle, -choice.depth))
+
+    def _verifying(self, drafted: float, batch: int, drafting: float) -> float:
+        """Seconds of a pass where `drafting` of `batch` sequences have so many drafts, on average.
+
+        Where only some steps of a sequence have any, that is a mean of two passes and no pass
+        over a mean number of rows.
+        """
+        few = int(drafting)
+        less, more = (
+            self._target.seconds(batch + round(count * drafted), batch, self.context)
+            for count in (few, few + 1)
+        )
+        return less + (drafting - few) * (more - less)
 
     def _drafting(self, planned: Planned, depth: int, batch: int, level: int) -> float:
         """Seconds of drafting `depth` levels of `level` nodes for `batch` sequences together."""

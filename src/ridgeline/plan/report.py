@@ -95,11 +95,15 @@ def _decisions(plan: Plan) -> Table:
 
 
 def _acceptances(plan: Plan) -> Table:
-    table = _table("", "low", "high", "source")
+    table = _table("", "acceptance", "nodes\na level", "source")
     for contender in plan.contenders:
         acceptance = contender.acceptance
-        rates = number(acceptance.low.rate), number(acceptance.high.rate)
-        table.add_row(Text(contender.planned.label), *rates, Text(acceptance.source))
+        both = acceptance.low, acceptance.high
+        cells = (
+            interval((both[0].rate, both[1].rate), number),
+            interval((both[0].nodes, both[1].nodes), lambda nodes: number(nodes, 1)),
+        )
+        table.add_row(Text(contender.planned.label), *cells, Text(acceptance.source))
     return table
 
 
