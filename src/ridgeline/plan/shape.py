@@ -197,17 +197,19 @@ def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
     module = outline(config)
     kind = "fp8" if _fp8(config) else _DTYPES.get(config.dtype or torch.bfloat16, "bf16")
     experts = _experts_used(config)
-    parts = []
+    plain = _plain(kind)  # a checkpoint in fp8 leaves the head as it was
     embedding = module.get_input_embeddings().weight
     head = module.get_output_embeddings().weight
-    parts.append(Part(EMBEDDING, _plain(kind), embedding.numel(), BITS[_plain(kind)]))
-    parts.append(Part(HEAD, kind, head.numel(), BITS[kind], widths=sum(head.shape)))
+    parts = [
+        Part(EMBEDDING, plain, embedding.numel(), BITS[plain]),
+        Part(HEAD, plain, head.numel(), BITS[plain], widths=sum(head.shape)),
+    ]
     for parameter_name, parameter in module.named_parameters():
         if parameter is embedding or parameter is head:
             continue
         count, shape = parameter.numel(), tuple(parameter.shape)
         if len(shape) < 2:
-            parts.append(Part(LAYERS, _plain(kind), count, BITS[_plain(kind)], matrices=False))
+            parts.append(Part(LAYERS, plain, count, BITS[plain], matrices=False))
         elif len(shape) == 3 and ".experts." in parameter_name:
             parts.append(
                 Part(
