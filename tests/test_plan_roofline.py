@@ -33,7 +33,7 @@ def test_every_row_has_a_source() -> None:
 
 
 def test_unknown_hardware_is_named() -> None:
-    with pytest.raises(ConfigError, match="no hardware 'h900'; it must be local or one of h100-sxm"):
+    with pytest.raises(ConfigError, match="no hardware 'h900'; it must be local or one of h100"):
         hardware("h900")
 
 

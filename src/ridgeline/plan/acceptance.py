@@ -56,9 +56,9 @@ def parse_range(text: str) -> Range:
     Raises:
         ConfigError: it is something else.
     """
-    low, _, high = text.partition("-")
+    low, dash, high = text.partition("-")
     try:
-        rates = float(low), float(high or low)
+        rates = float(low), float(high if dash else low)
     except ValueError:
         rates = (-1.0, -1.0)
     if not 0 <= rates[0] <= rates[1] <= 1:
