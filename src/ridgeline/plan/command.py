@@ -42,7 +42,8 @@ def plan(
     devices: Annotated[int, option("So many of it, sharing the model.", HARDWARE)] = 1,
     threads: Threads = None,
     recalibrate: Annotated[
-        bool, option("Measure this machine again.", HARDWARE, is_flag=True)
+        bool,
+        typer.Option("--recalibrate", help="Measure this machine again.", rich_help_panel=HARDWARE),
     ] = False,
     drafter: Annotated[
         list[str] | None,
@@ -74,15 +75,15 @@ def plan(
     ] = None,
     measure: Annotated[
         bool,
-        option(
-            "Take it from a short run here, and the target's times too: loads the model.",
-            DRAFTS,
-            is_flag=True,
+        typer.Option(
+            "--measure",
+            help="Take it from a short run here, and the target's times too: loads the model.",
+            rich_help_panel=DRAFTS,
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it; needs `pip install 'ridgeline[plot]'`.")
+        Path | None, typer.Option(help="Draw it; needs `pip install 'ridgeline\\[plot]'`.")
     ] = None,
 ) -> None:
     """Say what speculation will bring, on what hardware, before anything is loaded."""
