@@ -328,6 +328,22 @@ def test_the_verdict_is_plain() -> None:
     ]
 
 
+def test_a_gain_at_large_batches_alone_is_told() -> None:
+    """Beside experts, say, where few rows read few of them."""
+    flat = CostCurve(rows=(1, 1000), row_seconds=(1.0, 1.0))
+    plan = plan_of(flat, always(0.6))
+    one, eight, many = plan.batches
+    none = planner(flat).choice(plan.contenders[0], 0, 1)
+    late = replace(plan, batches=[replace(one, best=none), eight, many])
+    assert verdict(late) == ["Do not speculate here at batch 1: no gain is expected there."]
+    ends = replace(
+        plan, batches=[replace(one, best=none), eight, replace(many, best=replace(none, batch=32))]
+    )
+    assert verdict(ends) == [
+        "Do not speculate here at batch 1 and from batch 32 on: no gain is expected there."
+    ]
+
+
 def test_a_gain_that_hangs_on_acceptance_is_told() -> None:
     half_free = CostCurve(rows=(1, 1000), row_seconds=(2.0, 1001.0))
     unsure = Range(constant(0.3), constant(0.9), "made up")

@@ -10,9 +10,6 @@ from ridgeline.plan.cost import Cost
 from ridgeline.plan.drafters import Planned
 from ridgeline.plan.shape import ModelShape
 
-PAYS = 1.0
-"""Speed-up above which speculation pays."""
-
 CostOf = Callable[[ModelShape], Cost]
 
 
@@ -35,6 +32,11 @@ class Choice:
     def middle(self) -> float:
         """Of the speed-up, by which choices are compared."""
         return sum(self.speed_up) / 2
+
+    @property
+    def pays(self) -> bool:
+        """Whether a gain is expected."""
+        return self.depth > 0 and self.middle > 1
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def stops_paying(best: Sequence[Choice]) -> int | None:
     """
     stop = None
     for choice in sorted(best, key=lambda choice: choice.batch, reverse=True):
-        if choice.depth and choice.middle > PAYS:
+        if choice.pays:
             break
         stop = choice.batch
     return stop

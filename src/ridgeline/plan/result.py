@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ridgeline.bench.report import size
 from ridgeline.plan.hardware import Hardware
-from ridgeline.plan.planner import PAYS, Choice, Contender, Memory, Planner, memory, stops_paying
+from ridgeline.plan.planner import Choice, Contender, Memory, Planner, memory, stops_paying
 from ridgeline.plan.roofline import Roofline, Work
 from ridgeline.plan.shape import ModelShape
 
@@ -68,19 +68,23 @@ class Plan:
 def verdict(plan: Plan) -> list[str]:
     """What to do, in plain words."""
     best = [batch.best for batch in plan.batches]
-    stop, first = stops_paying(best), min(choice.batch for choice in best)
-    if stop is None:
-        lines = ["Speculation is expected to pay at every batch size above."]
-    elif stop == first:
-        lines = ["Do not speculate here: at no batch size above is a gain expected."]
+    stop, idle = stops_paying(best), [choice.batch for choice in best if not choice.pays]
+    before = [batch for batch in idle if stop is None or batch < stop]
+    lines = []
+    if not idle:
+        lines.append("Speculation is expected to pay at every batch size above.")
+    elif len(idle) == len(best):
+        lines.append("Do not speculate here: at no batch size above is a gain expected.")
     else:
-        lines = [f"Do not speculate here from batch {stop} on: no gain is expected there."]
-    unsure = [c.batch for c in best if c.depth and c.speed_up[0] <= PAYS < c.middle]
+        places = [f"at batch {_listed(before)}"] if before else []
+        places += [f"from batch {stop} on"] if stop is not None else []
+        where = " and ".join(places)
+        lines.append(f"Do not speculate here {where}: no gain is expected there.")
+    unsure = [choice.batch for choice in best if choice.pays and choice.speed_up[0] <= 1]
     if unsure:
-        listed = ", ".join(map(str, unsure))
         lines.append(
-            f"At batch {listed} the low end of the acceptance assumed is a loss: measure it on "
-            "your own prompts, with --measure or `ridgeline bench`."
+            f"At batch {_listed(unsure)} the low end of the acceptance assumed is a loss: measure "
+            "it on your own prompts, with --measure or `ridgeline bench`."
         )
     tight = [batch for batch in plan.batches if not batch.memory.fits]
     if tight:
@@ -90,6 +94,10 @@ def verdict(plan: Plan) -> list[str]:
             f"needed, {plan.hardware.title} has {size(round(batch.memory.available))}."
         )
     return lines
+
+
+def _listed(batches: Sequence[int]) -> str:
+    return ", ".join(map(str, batches))
 
 
 def make_plan(
