@@ -47,6 +47,7 @@ from ridgeline.options import (
     option,
 )
 from ridgeline.output import report
+from ridgeline.plan.command import plan
 from ridgeline.prove.command import prove
 from ridgeline.train.options import train
 
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 
 app.command()(bench)
+app.command()(plan)
 
 
 @app.callback(invoke_without_command=True)

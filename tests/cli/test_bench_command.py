@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ridgeline import cli
 from ridgeline.bench import measure, report
+from ridgeline.bench.published import SOURCES
 from ridgeline.bench.record import FORMAT
 from tests.cli.conftest import Result
 from tests.engines import tiny_loaded
@@ -85,7 +86,7 @@ def test_tables_file_and_picture(bench: Bench, tmp_path: Path) -> None:
     assert found["arguments"]["tokens"] == 12
     assert found["machine"]["threads"] >= 1
     assert found["machine"]["versions"]["torch"]
-    assert {row["source"] for row in found["published"]["rows"]} == {"article", "Spec-Bench"}
+    assert {row["source"] for row in found["published"]["rows"]} == SOURCES.keys()
     assert len(found["runs"]) == 8
     for run in found["runs"]:
         assert run["options"]["nodes"] == 6

@@ -88,7 +88,7 @@ def bench(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw them; needs `pip install 'ridgeline[plot]'`.")
+        Path | None, typer.Option(help="Draw them; needs `pip install 'ridgeline\\[plot]'`.")
     ] = None,
 ) -> int:
     """Compare drafters with plain decoding and each other."""

@@ -14,7 +14,11 @@ from ridgeline.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-THEIRS = {"article": ("s", "black"), "Spec-Bench": ("D", "grey")}
+THEIRS = {
+    "article": ("s", "black"),
+    "Spec-Bench": ("D", "grey"),
+    "Spec-Bench, 13B": ("v", "grey"),
+}
 """Marker and colour of what each source published."""
 
 

@@ -12,6 +12,7 @@ SOURCES = {
     "table of paradigms",
     "Spec-Bench": "github.com/hemingkx/Spec-Bench, Leaderboard.md at commit fd2c1cd (22 April "
     "2025): Vicuna-7B-v1.3, one A100, fp16, greedy, batch 1",
+    "Spec-Bench, 13B": "the same leaderboard, the same settings with Vicuna-13B-v1.3",
 }
 
 
@@ -30,6 +31,10 @@ class Published:
     acceptance: tuple[float, float] | None = None
     """lowest and highest share of drafted tokens"""
     tokens_per_step: float | None = None
+    nodes: int | None = None
+    """drafted tokens a step: as in Spec-Bench's code; the middle of the article's 16 to 32"""
+    depth: int | None = None
+    """levels of them; the middle of the article's 4 to 6"""
     memory: str | None = None
     kinds: dict[str, float] = field(default_factory=dict)
     """speed-up by what was asked"""

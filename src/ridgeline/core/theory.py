@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def expected_tokens(acceptance: float, depth: int) -> float:
     """Expected tokens a step emits, from a chain whose drafts are accepted independently.
@@ -15,6 +17,17 @@ def expected_tokens(acceptance: float, depth: int) -> float:
         depth: g, drafted tokens a step, 0 or more.
     """
     return sum(acceptance**i for i in range(depth + 1))
+
+
+def expected_tokens_of(survival: Sequence[float]) -> float:
+    """The same where acceptance differs by position: E = 1 + s_1 + s_2 + ...
+
+    s_j = a_1 a_2 ... a_j is the chance that a step's first j drafts are all accepted, so that
+    position j is emitted.
+
+    Source: Leviathan et al. (arXiv 2211.17192), equation 1, before acceptance is taken as constant.
+    """
+    return 1 + sum(survival)
 
 
 def speedup(acceptance: float, depth: int, cost: float) -> float:

@@ -30,8 +30,8 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-def local_folder(path: str, dtype: torch.dtype) -> Path | None:
-    """The transformers folder that `path` means, converted if it is a GGUF file; None: a hub id.
+def local_path(path: str) -> Path | None:
+    """The GGUF file or model folder that `path` names; None: a hub id.
 
     Raises:
         ModelLoadError: it is neither.
@@ -43,7 +43,7 @@ def local_folder(path: str, dtype: torch.dtype) -> Path | None:
     if local.is_file():
         if local.suffix != ".gguf":
             raise ModelLoadError(f"{path} is no GGUF file; give a .gguf file or a model folder")
-        return gguf_folder(local, dtype)
+        return local
     if local.is_dir():
         if not (local / "config.json").is_file():
             raise ModelLoadError(f"the folder {path} holds no config.json, so it is not a model")
@@ -51,6 +51,16 @@ def local_folder(path: str, dtype: torch.dtype) -> Path | None:
     if local.suffix == ".gguf" or path.startswith(("/", ".", "~")) or path.count("/") > 1:
         raise ModelLoadError(f"there is no file or folder {path!r}")
     return None
+
+
+def local_folder(path: str, dtype: torch.dtype) -> Path | None:
+    """The transformers folder that `path` means, converted if it is a GGUF file; None: a hub id.
+
+    Raises:
+        As `local_path`.
+    """
+    local = local_path(path)
+    return gguf_folder(local, dtype) if local and local.is_file() else local
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

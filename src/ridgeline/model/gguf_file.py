@@ -65,8 +65,11 @@ class GGUFFile:
         return raw.reshape(prod(tensor.shape[:-1]), -1)
 
 
-def read_gguf(path: Path) -> GGUFFile:
-    """Parse and check the header; raises ModelLoadError naming the file and what is wrong."""
+def read_gguf(path: Path, *, whole: bool = True) -> GGUFFile:
+    """Parse and check the header; raises ModelLoadError naming the file and what is wrong.
+
+    Unless `whole`, the file may end behind its header: a download's beginning describes the model.
+    """
     with path.open("rb") as file:
         try:
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -74,7 +77,7 @@ def read_gguf(path: Path) -> GGUFFile:
             raise ModelLoadError(f"{path} is empty, not a GGUF file") from None
         with view:
             try:
-                metadata, tensors = _Parser(view).parse()
+                metadata, tensors = _Parser(view).parse(whole)
             except _BadHeaderError as error:
                 raise ModelLoadError(f"{path} is not a usable GGUF file: {error}") from None
     return GGUFFile(path, metadata, tensors)
@@ -92,7 +95,7 @@ class _Parser:
         self._size = len(data)
         self._at = 0
 
-    def parse(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    def parse(self, whole: bool = True) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._take(4) != _MAGIC:
             raise _BadHeaderError("it does not begin with the letters GGUF")
         version = self._number("I")
@@ -122,7 +125,7 @@ class _Parser:
         for name, kind, shape, offset, nbytes in found:
             if name in tensors:
                 raise _BadHeaderError(f"the tensor {name!r} occurs twice")
-            if offset % alignment or start + offset + nbytes > self._size:
+            if offset % alignment or (whole and start + offset + nbytes > self._size):
                 raise _BadHeaderError(
                     f"the tensor {name!r} ends at byte {start + offset + nbytes} of a file of "
                     f"{self._size}: the file is cut short or damaged; download it again"

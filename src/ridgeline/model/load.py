@@ -154,7 +154,7 @@ def load_model(
         default = choose_dtype("auto", chosen_device)
     chosen_dtype = default if dtype == "auto" else choose_dtype(dtype, chosen_device)
     set_native_threads(torch.get_num_threads())  # several pack faster than one
-    with _quiet(), _one_line_errors(path):
+    with quiet(), one_line_errors(path):
         as_it_is = _load_quantised(path, chosen_device, bits) if dtype == "auto" else None
         return as_it_is or _load_dense(path, chosen_dtype, chosen_device, bits, quantize == "auto")
 
@@ -276,7 +276,7 @@ def quantized_bits(quantize: str | None) -> int | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' progress bars and reports: what matters here is raised."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -290,7 +290,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _one_line_errors(path: str) -> Iterator[None]:
+def one_line_errors(path: str) -> Iterator[None]:
     """Turn whatever Python and other libraries raise about a model's files into one line."""
     try:
         yield

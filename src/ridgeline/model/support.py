@@ -64,7 +64,6 @@ def check_supported(config: PreTrainedConfig) -> int:
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(f"transformers has no causal language model for {name}")
-    _check_numbers(config)
     for index, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _ATTENTION_TYPES:
             raise UnsupportedModelError(
@@ -76,14 +75,25 @@ def check_supported(config: PreTrainedConfig) -> int:
             f"the last {shared} layers of this {name} model reuse the keys and values of earlier "
             "ones, which is not implemented"
         )
+    module = outline(config)
     with torch.device("meta"):
-        module = _build(copy.deepcopy(config))
         _check_modules(module)
         # Where an operation needs values, such as the choice of experts, what comes before it ran,
         # and the engine asks for the shapes again once there are weights.
         with suppress(RuntimeError, NotImplementedError):
             layer_shapes(module)
         return sum(parameter.numel() for parameter in module.parameters())
+
+
+def outline(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without memory for its weights, on the device "meta", with our attention.
+
+    Raises:
+        UnsupportedModelError: it cannot be built, or a number of its configuration makes no sense.
+    """
+    _check_numbers(config)
+    with torch.device("meta"):
+        return _build(copy.deepcopy(config))
 
 
 def context_length(config: PreTrainedConfig) -> int:

@@ -1,0 +1,1 @@
+"""What speculation will bring, said before anything is loaded."""

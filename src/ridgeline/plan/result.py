@@ -1,0 +1,139 @@
+"""A plan: everything that is said of a model, its drafters and some hardware, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.bench.report import size
+from ridgeline.plan.hardware import Hardware
+from ridgeline.plan.planner import Choice, Contender, Memory, Planner, memory, stops_paying
+from ridgeline.plan.roofline import Roofline, Work
+from ridgeline.plan.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One batch size."""
+
+    batch: int
+    plain_seconds: float
+    work: dict[str, Work]
+    """of a plain step: weights, kv and head"""
+    choices: dict[str, Choice]
+    """the best depth of each drafter"""
+    best: Choice
+    memory: Memory
+    """of the best choice"""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte of a plain step."""
+        work = self.work.values()
+        return sum(part.flops for part in work) / sum(part.bytes for part in work)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is shown."""
+
+    shape: ModelShape
+    hardware: Hardware
+    basis: str
+    """where times come from"""
+    context: int
+    contenders: Sequence[Contender]
+    batches: Sequence[BatchPlan]
+
+    @property
+    def kind(self) -> str:
+        """The number format of most weights."""
+        kinds = self.shape.kinds
+        return max(kinds, key=kinds.__getitem__)
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs for each byte where arithmetic becomes the limit."""
+        return self.hardware.ridge(self.kind)
+
+    @property
+    def ridge_tokens(self) -> float:
+        """Rows of a pass at which its weights' arithmetic takes as long as reading them."""
+        kinds = self.shape.kinds
+        stored = sum(p.nbytes for p in self.shape.parts if p.kind in kinds and p.matrices)
+        weights = sum(p.weights for p in self.shape.parts if p.kind in kinds and p.matrices)
+        return self.ridge * stored / weights / 2
+
+
+def verdict(plan: Plan) -> list[str]:
+    """What to do, in plain words."""
+    best = [batch.best for batch in plan.batches]
+    stop, idle = stops_paying(best), [choice.batch for choice in best if not choice.pays]
+    before = [batch for batch in idle if stop is None or batch < stop]
+    lines = []
+    if not idle:
+        lines.append("Speculation is expected to pay at every batch size above.")
+    elif len(idle) == len(best):
+        lines.append("Do not speculate here: at no batch size above is a gain expected.")
+    else:
+        places = [f"at batch {_listed(before)}"] if before else []
+        places += [f"from batch {stop} on"] if stop is not None else []
+        where = " and ".join(places)
+        lines.append(f"Do not speculate here {where}: no gain is expected there.")
+    unsure = [choice.batch for choice in best if choice.pays and choice.speed_up[0] <= 1]
+    if unsure:
+        lines.append(
+            f"At batch {_listed(unsure)} the low end of the acceptance assumed is a loss: measure "
+            "it on your own prompts, with --measure or `ridgeline bench`."
+        )
+    tight = [batch for batch in plan.batches if not batch.memory.fits]
+    if tight:
+        batch = tight[0]
+        lines.append(
+            f"From batch {batch.batch} on it does not fit: {size(round(batch.memory.total))} are "
+            f"needed, {plan.hardware.title} has {size(round(batch.memory.available))}."
+        )
+    return lines
+
+
+def _listed(batches: Sequence[int]) -> str:
+    return ", ".join(map(str, batches))
+
+
+def make_plan(
+    planner: Planner,
+    contenders: Sequence[Contender],
+    shape: ModelShape,
+    hardware: Hardware,
+    basis: str,
+    batches: Sequence[int],
+    depth: int,
+) -> Plan:
+    """The best of all drafters and depths up to `depth`, for each batch size.
+
+    Args:
+        planner: of the target `shape` on `hardware`.
+        contenders: at least one.
+        shape, hardware, basis: as in `Plan`.
+        batches: sizes, ascending.
+        depth: the deepest draft to consider.
+    """
+    context, roofline = planner.context, Roofline(shape, hardware)
+    depths = range(1, depth + 1)
+    found = []
+    for batch in batches:
+        choices = {c.planned.spec: planner.best(c, batch, depths) for c in contenders}
+        best = max(choices.values(), key=lambda choice: choice.middle)
+        planned = next(c.planned for c in contenders if c.planned.spec == best.drafter)
+        drafter = planned.shape_at(best.depth) if best.depth else None
+        found.append(
+            BatchPlan(
+                batch=batch,
+                plain_seconds=planner.plain(batch),
+                work=roofline.work(batch, batch, context),
+                choices=choices,
+                best=best,
+                memory=memory(shape, drafter, best, context, hardware.memory),
+            )
+        )
+    return Plan(shape, hardware, basis, context, contenders, found)

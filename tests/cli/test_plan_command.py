@@ -1,0 +1,236 @@
+"""The command `plan`: what it shows, what it refuses, what it measures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ridgeline import cli
+from ridgeline.bench.record import FORMAT
+from ridgeline.plan import setup
+from ridgeline.plan.calibrate import Calibration, KindRates
+from ridgeline.plan.report import show
+from ridgeline.plan.result import make_plan
+from ridgeline.plan.setup import Wanted, set_up
+from tests.cli.conftest import Result
+from tests.plan_models import DEEPSEEK_V3, LLAMA_3_70B, QWEN_2_5_7B, write_config
+
+PlanCommand = Callable[..., Result]
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> PlanCommand:
+    """Runs `ridgeline plan`."""
+
+    def run(*arguments: object) -> Result:
+        capsys.readouterr()
+        code = cli.execute(["plan", *map(str, arguments)])
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def calibration(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """A machine that is known without measuring: two rows cost what one does, four twice that.
+
+    What is asked of it is noted.
+    """
+    asked: list[set[str]] = []
+
+    def known(kinds: Any, device: Any, native: bool, **rest: Any) -> Calibration:
+        asked.append(set(kinds))
+        rates = KindRates((1, 2, 4), (1e-4, 1e-4, 2e-4), (1e-9, 1e-9, 2e-9))
+        machine = {"processor": "a made-up processor", "threads": 1, "gpu": None}
+        return Calibration(machine, 1e10, 0.0, 0.0, 0.0, 0.0, dict.fromkeys(kinds, rates))
+
+    monkeypatch.setattr(setup, "calibrated", known)
+    return asked
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    return write_config(LLAMA_3_70B, tmp_path / "llama-3-70b")
+
+
+H100 = ("--hardware", "h100-sxm", "--devices", 2)
+
+
+def test_a_plan_on_paper(plan: PlanCommand, llama: str) -> None:
+    code, shown, errors = plan("--model", llama, *H100, "--drafter", "model:" + llama)
+    assert (code, errors) == (0, "")
+    assert "llama-3-70b: 70.55B parameters, bf16, 141.1 GB; cache 327.7 kB a token" in shown
+    assert "2 x NVIDIA H100 SXM5 80 GB: 6700 GB/s, 1978.80 TFLOP/s in bf16; ridge at 295" in shown
+    assert "295 tokens a pass" in shown
+    assert "times are on paper: nothing is measured" in shown
+    assert "do not speculate" in shown, "a draft model as large as the target"
+    assert "Do not speculate here: at no batch size above is a gain expected." in shown
+
+
+def test_drafts_that_are_free_pay_until_the_ridge(plan: PlanCommand, llama: str) -> None:
+    result = plan(
+        *("--model", llama, *H100, "--drafter", "ngram", "--acceptance", "0.7", "--json"),
+        *("--batch", 1, "--batch", 8, "--batch", 1024, "--context", 64),
+    )
+    found = json.loads(result.stdout)
+    assert [batch["batch"] for batch in found["batches"]] == [1, 8, 1024]
+    one, _, large = found["batches"]
+    assert one["best"]["depth"] == 8
+    tokens = (1 - 0.7**9) / 0.3
+    assert one["best"]["tokens"] == pytest.approx([tokens, tokens])
+    assert one["best"]["speed_up"][0] == pytest.approx(
+        tokens * one["plain_seconds"] / one["best"]["verify_seconds"]
+    )
+    assert one["plain_seconds"] == pytest.approx(139e9 / 6.7e12, rel=0.01)
+    assert not large["best"]["speculate"]
+    assert found["stops_paying"] == 1024
+    assert found["verdict"][0] == (
+        "Do not speculate here from batch 1024 on: no gain is expected there."
+    )
+    assert found["model"]["kv_per_token"] == 327_680
+    assert found["hardware"]["ridge"] == pytest.approx(295, abs=0.5)
+    assert found["drafters"]["ngram"]["acceptance"]["source"] == "given"
+
+
+def test_figures_of_h100_on_paper(plan: PlanCommand, tmp_path: Path) -> None:
+    """docs/plan.md: the roofline is an upper bound of what others measured.
+
+    A 1B draft model (16 layers of 2048) beside a 70B target: the article has 1.8 to 2.4x.
+    """
+    target = write_config(LLAMA_3_70B, tmp_path / "70b")
+    small = LLAMA_3_70B | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    }
+    drafter = write_config(small, tmp_path / "1b")
+    asked = ("--model", target, *H100, "--drafter", f"model:{drafter}", "--depth", 5, "--batch", 1)
+    found = json.loads(plan(*asked, "--acceptance", "0.70-0.82", "--json").stdout)
+    best = found["batches"][0]["best"]
+    assert best["depth"] == 5
+    # 139 GB of weights a pass beside 2.5 GB, five times; keys and values are small.
+    cost = 1 + 5 * 2.47 / 139
+    expected = [(1 - a**6) / (1 - a) / cost for a in (0.70, 0.82)]
+    assert best["speed_up"] == pytest.approx(expected, rel=0.02)
+    assert best["speed_up"][0] > 1.8
+    assert best["speed_up"][1] > 2.4
+
+
+def test_a_mixture_of_experts(plan: PlanCommand, tmp_path: Path) -> None:
+    path = write_config(DEEPSEEK_V3, tmp_path / "deepseek-v3")
+    hardware = ("--hardware", "h200", "--devices", 8)
+    code, shown, _ = plan("--model", path, *hardware)
+    assert code == 0
+    assert "671.03B parameters, 37.55B active, bf16 and fp8" in shown
+    assert "cache 70.3 kB a token" in shown
+    assert "mtp" in shown
+    few = plan("--model", path, "--hardware", "h200", "--batch", 1).stdout
+    assert "From batch 1 on it does not fit" in few
+
+
+def test_this_machine(plan: PlanCommand, tmp_path: Path, calibration: list[set[str]]) -> None:
+    path = write_config(QWEN_2_5_7B, tmp_path / "qwen")
+    picture = tmp_path / "plan.png"
+    code, shown, _ = plan(
+        *("--model", path, "--drafter", "ngram", "--acceptance", "0.8", "--depth", 3),
+        *("--batch", 1, "--batch", 2, "--plot", picture, "--precision", "bf16"),
+    )
+    assert code == 0
+    assert calibration == [{"bf16"}]
+    assert "a made-up processor, 1 threads: 10 GB/s" in shown
+    assert "predicted from this machine's calibration" in shown
+    assert " 1: 1.80x " in shown  # two rows for one: 1 + 0.8; four would be 2.95 over 2
+    assert "Do not speculate here from batch 2 on" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_drafters_of_a_benchmark(plan: PlanCommand, llama: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    run = {
+        "options": {"drafter": "ngram", "temperature": 0.0, "batch": 1, "depth": 2},
+        **{"steps": 10, "drafted": 20, "passed": [8, 4], "reached": [10, 8]},
+    }
+    plain = {**run, "options": run["options"] | {"drafter": "none"}}
+    file.write_text(json.dumps({"format": FORMAT, "runs": [run, plain]}))
+    asked = ("--model", llama, *H100, "--bench", file, "--batch", 1, "--json", "--depth", 2)
+    found = json.loads(plan(*asked).stdout)
+    assert list(found["drafters"]) == ["ngram"]
+    assert found["batches"][0]["best"]["tokens"] == [2.2, 2.2]
+    assert found["drafters"]["ngram"]["acceptance"]["source"] == "measured: bench.json"
+    assert_refused(
+        plan(*asked, "--drafter", "eagle"), "bench.json holds no run of the drafter eagle"
+    )
+
+
+def test_a_short_run(
+    plan: PlanCommand, folder: Path, calibration: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("ROWS", (1, 2)), ("CONTEXTS", (16, 64)), ("PROMPTS", 1), ("TOKENS", 8)):
+        monkeypatch.setattr(f"ridgeline.plan.measured.{name}", value)
+    found = json.loads(
+        plan("--model", folder, "--precision", "fp32", "--measure", "--json", "--batch", 2).stdout
+    )
+    assert list(found["drafters"]) == ["ngram"]
+    assert found["drafters"]["ngram"]["acceptance"]["source"] == "measured here"
+    assert found["basis"].startswith("measured for the model")
+    assert found["batches"][0]["plain_seconds"] > 0
+
+
+def test_tables_fit_a_terminal(llama: str) -> None:
+    setup_ = set_up(Wanted(model=llama, hardware="b200"))
+    made = make_plan(
+        *(setup_.planner, setup_.contenders, setup_.shape, setup_.hardware, setup_.basis),
+        *([1, 2, 4, 8, 16, 32, 64], 8),
+    )
+    console = Console(width=80, record=True, file=sys.stderr)
+    show(console, made)
+    tables = [line for line in console.export_text().splitlines() if line.startswith(" ")]
+    assert max(map(len, tables)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--hardware", "h900"), "there is no hardware 'h900'; it must be local or one of h100"),
+        (("--precision", "int3"), "precision is 'int3'; it must be one of fp32, bf16"),
+        (("--acceptance", "2"), "acceptance is '2'; it must be a number from 0 to 1"),
+        (("--acceptance", "0.5", "--measure"), "only one of --acceptance, --bench and --measure"),
+        (("--batch", "0"), "batch is 0; it must be from 1 to 65536"),
+        (("--depth", "65"), "depth is 65; it must be from 1 to 64"),
+        (("--context", "-1"), "context is -1"),
+        (("--devices", "0"), "devices is 0"),
+        (("--drafter", "oracle"), "there is no plan for the drafter 'oracle'"),
+        (("--measure",), "--measure measures this machine; leave --hardware out"),
+        (("--recalibrate",), "--recalibrate measures this machine; leave --hardware out"),
+        (("--bench", "nowhere.json"), "cannot read nowhere.json"),
+        (("--plot", "/nowhere/p.png"), "/nowhere/p.png"),
+    ],
+)
+def test_mistakes_of_one_line(
+    arguments: tuple[str, ...], message: str, plan: PlanCommand, llama: str
+) -> None:
+    assert_refused(plan("--model", llama, "--hardware", "h200", *arguments), message)
+
+
+def test_mistakes_on_this_machine(plan: PlanCommand, llama: str, tmp_path: Path) -> None:
+    assert_refused(plan("--model", llama, "--devices", 2), "this machine is one")
+    assert_refused(plan("--model", tmp_path / "none"), "none")
+    moe = write_config(DEEPSEEK_V3, tmp_path / "moe")
+    assert_refused(plan("--model", moe), "mixture of experts")
+    assert_refused(plan("--model", llama, "--drafter", f"model:{moe}"), "is a mixture of experts")
+
+
+def assert_refused(result: Result, message: str) -> None:
+    code, stdout, stderr = result
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    assert message in stderr

@@ -1,0 +1,383 @@
+"""Acceptance, drafters and the planner: speed-ups by hand, and when not to speculate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.bench.record import FORMAT
+from ridgeline.core.theory import expected_tokens, expected_tokens_of, speedup
+from ridgeline.errors import ConfigError
+from ridgeline.plan import acceptance as source
+from ridgeline.plan.acceptance import Acceptance, Range, constant, parse_range, published_range
+from ridgeline.plan.cost import CostCurve
+from ridgeline.plan.drafters import Method, Planned, defaults, methods, planned
+from ridgeline.plan.hardware import Hardware, hardware
+from ridgeline.plan.planner import Choice, Contender, Memory, Planner, memory, stops_paying
+from ridgeline.plan.result import Plan, make_plan, verdict
+from ridgeline.plan.shape import HEAD, LAYERS, Attention, ModelShape, Part, read_shape
+from tests.plan_models import DEEPSEEK_V3, LLAMA_3_70B, write_config
+from tests.tiny import save_tiny
+
+TARGET = ModelShape(
+    "target",
+    hidden=4,
+    vocabulary=10,
+    parts=(Part(LAYERS, "bf16", 100, 16), Part(HEAD, "bf16", 40, 16)),
+    attention=(Attention(2, 8, 2, 2),) * 2,
+)
+SMALL = replace(TARGET, name="small", attention=TARGET.attention[:1])
+FREE = Planned("free", Method("free", "nothing", "made up"), None)
+PAID = Planned("paid", Method("paid", "recurrent", "made up", inputs=2), SMALL)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """As long as this, whatever the rows."""
+
+    each: float
+
+    def seconds(self, tokens: int, sequences: int, context: int) -> float:
+        return self.each
+
+
+def always(rate: float, nodes: float = 1.0) -> Range:
+    return Range(constant(rate, nodes), constant(rate, nodes), "made up")
+
+
+def planner(target: Any, drafter: float = 0.0) -> Planner:
+    return Planner(target, lambda shape: Flat(drafter), context=100)
+
+
+def best(p: Planner, contender: Contender, *batches: int) -> list[Choice]:
+    return [p.best(contender, batch, range(1, 9)) for batch in batches]
+
+
+# Acceptance
+
+
+def test_tokens_of_measured_positions_and_beyond() -> None:
+    measured = Acceptance(survival=(0.8, 0.5), rate=0.5)
+    assert expected_tokens_of((0.8, 0.5)) == pytest.approx(2.3)
+    assert [measured.tokens(depth) for depth in range(4)] == pytest.approx([1, 1.8, 2.3, 2.55])
+    assert constant(0.7).tokens(5) == pytest.approx(expected_tokens(0.7, 5))
+
+
+@pytest.mark.parametrize(("text", "low", "high"), [("0.7", 0.7, 0.7), ("0.6-0.8", 0.6, 0.8)])
+def test_given_ranges(text: str, low: float, high: float) -> None:
+    found = parse_range(text)
+    assert (found.low.rate, found.high.rate, found.source) == (low, high, "given")
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.2", "0.8-0.6", "-0.5", "0.1-", "nan", "0.5-0.6-0.7"])
+def test_wrong_ranges(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"a number from 0 to 1 or a range such as 0\.6-0\.8"):
+        parse_range(text)
+
+
+def test_published_ranges() -> None:
+    """Those of the article; of tokens per step, the acceptance that gives them at their depth."""
+    mtp = published_range("mtp")
+    assert (mtp.low.rate, mtp.high.rate, mtp.low.nodes) == (0.85, 0.90, 1)
+    eagle3 = published_range("eagle3")
+    assert eagle3.low == eagle3.high
+    assert expected_tokens(eagle3.low.rate, 6) == pytest.approx(5.71)
+    assert eagle3.low.nodes == pytest.approx(59 / 6)
+    draft = published_range("model")
+    assert draft.high.rate == 0.82
+    assert draft.low.rate == pytest.approx(1 - 1 / 2.28)
+    assert published_range("eagle").high == constant(0.92, 24 / 5)
+    with pytest.raises(ConfigError, match="no acceptance of oracle is known; give --acceptance"):
+        published_range("oracle")
+
+
+def run(drafter: str, temperature: float = 0.0, batch: int = 1, depth: int = 2) -> dict[str, Any]:
+    return {
+        "options": {
+            "drafter": drafter,
+            "temperature": temperature,
+            "batch": batch,
+            "depth": depth,
+        },
+        "steps": 10,
+        "drafted": 15,
+        "passed": [8, 4],
+        "reached": [9, 6],
+    }
+
+
+def test_benchmarked_acceptance(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    runs = [
+        {**run("ngram", batch=4), "passed": [0, 0]},
+        run("ngram"),
+        {**run("ngram", 1.0), "passed": [5, 1], "reached": [8, 4]},
+        run("eagle:a"),
+        run("eagle:b"),
+    ]
+    file.write_text(json.dumps({"format": FORMAT, "runs": runs}))
+    found = source.from_bench(file)
+    assert found["ngram"].low == Acceptance((0.5, 0.1), 0.5, 0.75)
+    assert found["ngram"].high == Acceptance((0.8, 0.4), 0.8, 0.75)
+    assert found["ngram"].source == "measured: bench.json"
+    assert source.lookup(found, "ngram") == found["ngram"]
+    assert source.lookup(found, "ngram:min=3") == found["ngram"], "the only one of that name"
+    assert source.lookup(found, "eagle:c") is None, "one of two"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "x", "runs": []}', '{"runs": 1}'])
+def test_files_that_are_no_benchmark(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"bench\.json holds no results"):
+        source.from_bench(file)
+    with pytest.raises(ConfigError, match=r"cannot read .*other"):
+        source.from_bench(tmp_path / "other.json")
+
+
+# Drafters
+
+
+def test_heads_of_llama_70b(tmp_path: Path) -> None:
+    target = read_shape(write_config(LLAMA_3_70B, tmp_path))
+    layer = 855_638_016 + 2 * 8192
+    medusa, eagle, eagle3 = (
+        planned(name, target, None).shape for name in ("medusa", "eagle", "eagle3")
+    )
+    assert medusa
+    assert eagle
+    assert eagle3
+    assert medusa.parameters == 8192**2 + 128256 * 8192
+    assert medusa.kv_per_token == 0
+    # What is left of a division by the number of layers is the last norm's share.
+    assert eagle.parameters == pytest.approx(2 * 8192**2 + layer + 128256 * 8192, abs=200)
+    assert eagle3.parameters == pytest.approx(3 * 8192**2 + layer + 32000 * 8192, abs=200)
+    assert eagle.kv_per_token == 2 * 8 * 128 * 2
+    assert planned("ngram", target, None).shape is None
+
+
+def test_levels_in_one_pass_and_in_many(tmp_path: Path) -> None:
+    target = read_shape(write_config(LLAMA_3_70B, tmp_path))
+    medusa, eagle = (planned(name, target, None) for name in ("medusa", "eagle"))
+    assert [medusa.passes(d) for d in (0, 1, 4)] == [0, 1, 1]
+    assert [eagle.passes(d) for d in (0, 1, 4)] == [0, 1, 4]
+    one, four = medusa.shape_at(1), medusa.shape_at(4)
+    assert one
+    assert four
+    assert four.parameters == 4 * one.parameters
+    assert eagle.shape_at(4) == eagle.shape_at(1)
+
+
+def test_a_module_has_a_layer_of_experts_and_a_head_has_none(tmp_path: Path) -> None:
+    target = read_shape(write_config(DEEPSEEK_V3, tmp_path))
+    module, head = (planned(name, target, None).shape for name in ("mtp", "eagle"))
+    assert module
+    assert head
+    assert module.parameters > 10e9 > module.active  # 256 experts, of which 8
+    assert head.parameters == head.active == 14 * 7168**2 + 129280 * 7168
+    assert "mtp" in defaults(target)
+    assert "mtp" not in defaults(replace(target, modules=0))
+    assert "model" not in defaults(target)
+
+
+def test_a_draft_model(tmp_path: Path) -> None:
+    target = read_shape(write_config(LLAMA_3_70B, tmp_path / "target"))
+    small = LLAMA_3_70B | {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024}
+    path = write_config(small, tmp_path / "small")
+    found = planned(f"model:{path}", target, "int4")
+    assert found.label == "model:small"
+    assert found.shape == read_shape(path).in_format("int4")
+    assert found.passes(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("oracle", "no plan for the drafter 'oracle'; there is for ngram, model"),
+        ("model", "give the draft model's hub id, folder or file: model:PATH"),
+        ("model:/nowhere", "/nowhere"),
+    ],
+)
+def test_drafters_that_cannot_be_planned(spec: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        planned(spec, TARGET, None)
+
+
+def test_a_draft_model_of_another_vocabulary(tmp_path: Path) -> None:
+    folder = save_tiny("llama", tmp_path)
+    target = read_shape(write_config(LLAMA_3_70B, tmp_path / "target"))
+    with pytest.raises(ConfigError, match="needs the target's tokenizer"):
+        planned(f"model:{folder}", target, None)
+
+
+def test_every_method_has_a_source() -> None:
+    for method in methods().values():
+        assert len(method.source) > 20
+        assert published_range(method.name)
+
+
+# The planner
+
+
+def test_the_article_s_speed_up() -> None:
+    """a = 0.8, g = 5, c = 0.05, and a pass over 6 rows as long as one over 1: 3.69, 2.95x."""
+    choice = planner(Flat(1.0), drafter=0.05).choice(Contender(PAID, always(0.8)), 5, 1)
+    assert choice.tokens == pytest.approx((3.69, 3.69), abs=0.005)
+    assert choice.speed_up == pytest.approx((2.95, 2.95), abs=0.005)
+    assert choice.middle == pytest.approx(speedup(0.8, 5, 0.05))
+    assert (choice.rows, choice.verify_seconds) == (6, 1.0)
+    assert choice.draft_seconds == pytest.approx(0.25)
+
+
+def test_a_pass_that_grows_with_its_rows() -> None:
+    """T = 10 + rows: at batch 4, depth 2, four plain rows cost 14 and twelve cost 22."""
+    curve = CostCurve(rows=(1, 1000), row_seconds=(11.0, 1010.0))
+    choice = planner(curve).choice(Contender(FREE, always(0.5)), 2, 4)
+    assert choice.verify_seconds == pytest.approx(22)
+    assert choice.speed_up[0] == pytest.approx(1.75 * 14 / 22)
+
+
+def test_a_range_gives_a_range() -> None:
+    unsure = Range(constant(0.5), constant(0.9), "made up")
+    choice = planner(Flat(1.0)).choice(Contender(FREE, unsure), 1, 1)
+    assert choice.tokens == (1.5, 1.9)
+    assert choice.speed_up == (1.5, 1.9)
+    assert choice.middle == pytest.approx(1.7)
+
+
+def test_trees_cost_rows() -> None:
+    """Ten nodes a level: 21 rows at depth 2, and a drafting pass over ten rows after the first."""
+    curve = CostCurve(rows=(1, 100), row_seconds=(1.0, 100.0))
+    p = Planner(curve, lambda shape: curve, context=0)
+    choice = p.choice(Contender(PAID, always(0.8, nodes=10)), 2, 1)
+    assert choice.rows == 21
+    assert choice.verify_seconds == pytest.approx(21)
+    assert choice.draft_seconds == pytest.approx(1 + 10)
+
+
+def test_drafts_that_are_not_always_there() -> None:
+    """One step in four drafts five tokens: passes over 1 and 6 rows, never over 2.25."""
+    step = CostCurve(rows=(1, 2, 3, 6), row_seconds=(10.0, 10.0, 18.0, 18.0))
+    choice = planner(step).choice(Contender(FREE, always(0.5, nodes=0.25)), 5, 1)
+    assert choice.verify_seconds == pytest.approx(0.75 * 10 + 0.25 * 18)
+
+
+def test_nothing_is_never_worse() -> None:
+    hopeless = Contender(PAID, always(0.0))
+    (choice,) = best(planner(Flat(1.0), drafter=0.01), hopeless, 1)
+    assert (choice.depth, choice.speed_up, choice.draft_seconds) == (0, (1.0, 1.0), 0.0)
+    (free,) = best(planner(Flat(1.0)), Contender(FREE, always(0.0)), 1)
+    assert free.depth == 0, "of equal ones the smallest"
+    (sure,) = best(planner(Flat(1.0)), Contender(FREE, always(1.0)), 1)
+    assert (sure.depth, sure.middle) == (8, 9.0)
+
+
+def test_it_stops_paying_at_the_ridge() -> None:
+    """Flat up to 16 rows, then in proportion: what memory gave away has to be paid for."""
+    curve = CostCurve(rows=(16, 17), row_seconds=(16.0, 17.0))
+    found = best(planner(curve), Contender(FREE, always(0.6)), 1, 2, 4, 8, 16, 32)
+    assert [choice.depth for choice in found] == [8, 7, 3, 1, 0, 0]
+    assert stops_paying(found) == 16
+    assert stops_paying(found[:3]) is None
+    assert stops_paying(found[4:]) == 16
+    assert stops_paying([*found[4:5], replace(found[0], batch=64)]) is None, "not from there on"
+
+
+def test_memory_by_hand() -> None:
+    choice = planner(Flat(1.0)).choice(Contender(PAID, always(0.5)), 3, 2)
+    found = memory(TARGET, SMALL, choice, context=100, available=9000)
+    assert found == Memory(
+        weights=280.0,
+        drafter=280.0,
+        cache=2 * (100 + 4) * (2 * 8 + 8) * 2,
+        logits=4 * 8 * 10,
+        available=9000,
+    )
+    assert found.total == 280 + 280 + 9984 + 320
+    assert not found.fits
+    assert replace(found, available=found.total).fits
+
+
+# The verdict
+
+
+def plan_of(curve: CostCurve, acceptance: Range, memory: float = 1e6) -> Plan:
+    slow = Hardware("slow", "a slow machine", memory, 100.0, {"bf16": 1000.0}, "made up")
+    contenders = [Contender(FREE, acceptance)]
+    return make_plan(planner(curve), contenders, TARGET, slow, "made up", [1, 8, 32], 4)
+
+
+RIDGE_AT_16 = CostCurve(rows=(16, 17), row_seconds=(16.0, 17.0))
+LINEAR = CostCurve(rows=(1,), row_seconds=(1.0,))
+
+
+def test_the_verdict_is_plain() -> None:
+    assert verdict(plan_of(LINEAR, always(0.9))) == [
+        "Do not speculate here: at no batch size above is a gain expected."
+    ]
+    assert verdict(plan_of(RIDGE_AT_16, always(0.6))) == [
+        "Do not speculate here from batch 32 on: no gain is expected there."
+    ]
+    flat = CostCurve(rows=(1, 1000), row_seconds=(1.0, 1.0))
+    assert verdict(plan_of(flat, always(0.6))) == [
+        "Speculation is expected to pay at every batch size above."
+    ]
+
+
+def test_a_gain_at_large_batches_alone_is_told() -> None:
+    """Beside experts, say, where few rows read few of them."""
+    flat = CostCurve(rows=(1, 1000), row_seconds=(1.0, 1.0))
+    plan = plan_of(flat, always(0.6))
+    one, eight, many = plan.batches
+    none = planner(flat).choice(plan.contenders[0], 0, 1)
+    late = replace(plan, batches=[replace(one, best=none), eight, many])
+    assert verdict(late) == ["Do not speculate here at batch 1: no gain is expected there."]
+    ends = replace(
+        plan, batches=[replace(one, best=none), eight, replace(many, best=replace(none, batch=32))]
+    )
+    assert verdict(ends) == [
+        "Do not speculate here at batch 1 and from batch 32 on: no gain is expected there."
+    ]
+
+
+def test_a_gain_that_hangs_on_acceptance_is_told() -> None:
+    half_free = CostCurve(rows=(1, 1000), row_seconds=(2.0, 1001.0))
+    unsure = Range(constant(0.3), constant(0.9), "made up")
+    lines = verdict(plan_of(half_free, unsure))
+    assert any("At batch 1 the low end of the acceptance assumed is a loss" in x for x in lines)
+
+
+def test_what_does_not_fit_is_told() -> None:
+    lines = verdict(plan_of(RIDGE_AT_16, always(0.6), memory=20_000))
+    assert lines[-1].startswith("From batch 8 on it does not fit: ")
+    assert "a slow machine has 20.0 kB" in lines[-1]
+
+
+def test_figures_of_a_plan(tmp_path: Path) -> None:
+    plan = plan_of(RIDGE_AT_16, always(0.6))
+    assert (plan.kind, plan.ridge, plan.ridge_tokens) == ("bf16", 10, 10)
+    work = plan.batches[0].work
+    assert plan.batches[0].intensity == sum(w.flops for w in work.values()) / sum(
+        w.bytes for w in work.values()
+    )
+    four = replace(plan, shape=TARGET.in_format("int4"))
+    assert four.ridge_tokens == pytest.approx(10 * 4.5 / 16)
+
+
+def test_drafts_pay_longer_on_faster_arithmetic(tmp_path: Path) -> None:
+    """The same model on H100 (ridge 295) and L40S (419): the batch where drafting ends."""
+    from ridgeline.plan.roofline import Roofline
+
+    shape = read_shape(write_config(LLAMA_3_70B, tmp_path))
+    stops = []
+    for name in ("h100-sxm", "l40s"):
+        p = planner(Roofline(shape, hardware(name)))
+        found = best(p, Contender(FREE, always(0.7)), *range(32, 1025, 32))
+        stops.append(stops_paying(found))
+    assert stops[0]
+    assert stops[1]
+    assert stops[0] < stops[1]
