@@ -65,16 +65,13 @@ class Machine:
     def run(self, policy: Policy, acceptance: Sequence[float], steps: int) -> Run:
         """Runs `steps` steps of as many sequences as have a chance given."""
         rng = np.random.default_rng(self.seed)
-        pool = BlockPool(1, 16)
-        sequences = [_sequence(i, pool) for i in range(len(acceptance))]
+        running = sequences(len(acceptance))
         result = Run()
         for _ in range(steps):
-            budgets = policy.budget(sequences, len(sequences), 512 - len(sequences))
+            budgets = policy.budget(running, len(running), 512 - len(running))
             result.depths.append([depth for _, depth in budgets])
             outcomes, rows, draft_seconds, emitted = [], 0, 0.0, 0
-            for sequence, (nodes, depth), chance in zip(
-                sequences, budgets, acceptance, strict=True
-            ):
+            for sequence, (nodes, depth), chance in zip(running, budgets, acceptance, strict=True):
                 offered = min(nodes, depth) if rng.random() < self.offers else 0
                 right = 0
                 while right < offered and rng.random() < chance:
@@ -101,19 +98,24 @@ class Machine:
         return result
 
 
-def _sequence(number: int, pool: BlockPool) -> TokenSequence:
-    return TokenSequence(
-        id=number,
-        tokens=[0] * 100,
-        prompt_len=100,
-        params=SamplingParams(),
-        seed=0,
-        end_tokens=frozenset(),
-        limit=100_000,
-        table=BlockTable(pool),
-        kv_len=99,
-        draft_len=100,
-    )
+def sequences(count: int) -> list[TokenSequence]:
+    """Sequences that decode, numbered from 0."""
+    pool = BlockPool(1, 16)
+    return [
+        TokenSequence(
+            id=number,
+            tokens=[0] * 100,
+            prompt_len=100,
+            params=SamplingParams(),
+            seed=0,
+            end_tokens=frozenset(),
+            limit=100_000,
+            table=BlockTable(pool),
+            kv_len=99,
+            draft_len=100,
+        )
+        for number in range(count)
+    ]
 
 
 def goodput(depth: int = DEPTH, *, draft_layers: bool = False) -> GoodputPolicy:

@@ -33,7 +33,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
 def texts(target: LoadedModel, drafter: str, params: SamplingParams, **options: Any) -> list[Any]:
-    llm = LLM(target, drafter=drafter, kv_tokens=4096, **options)
+    llm = LLM(target, drafter=drafter, kv_tokens=4096, policy="fixed", **options)
     prompts = random_prompts(4, seed=5)
     return [o.token_ids for o in llm.generate(prompts, params)]
 

@@ -16,7 +16,7 @@ from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.schedule.acceptance import Acceptance
 from ridgeline.schedule.allocation import Floats, Ints, Prospect
 from ridgeline.schedule.cost import Cost, DraftCost, LearnedCost
-from ridgeline.schedule.policy import Budget, FixedPolicy, Outcome, Step, nodes_for
+from ridgeline.schedule.policy import Budget, Outcome, Step, nodes_for
 
 SAMPLES = 2
 """Steps without drafts that must have been measured before any is compared with them, and steps
@@ -64,15 +64,14 @@ class GoodputPolicy:
         self, sequences: Sequence[TokenSequence], trunks: int, tokens_left: int
     ) -> list[Budget]:
         """See `Policy.budget`."""
-        if not sequences:
-            return []
-        n = len(sequences)
-        situation = ([sequence.id for sequence in sequences], trunks, tokens_left)
-        if self._cost.count(n, n, self._now) < SAMPLES or tokens_left < self._sizes[1]:
+        n, self._lag = len(sequences), 0
+        if tokens_left < self._sizes[1] or not n or self._cost.count(n, n, self._now) < SAMPLES:
             return [Budget(0, 0)] * n
+        situation = ([sequence.id for sequence in sequences], trunks, tokens_left)
         if self._whole[n.bit_length()] < SAMPLES:
-            return FixedPolicy(*self._most).budget(sequences, trunks, tokens_left)
-        if situation != self._situation or self._now >= self._review:
+            self._whole[n.bit_length()] += 1
+            depths = [self._most.depth] * n if tokens_left >= n * self._most.nodes else [0] * n
+        elif situation != self._situation or self._now >= self._review:
             self._situation, self._review = situation, self._now + REVIEW
             self._depths, depths = self._plan(sequences, trunks, tokens_left)
         else:
@@ -88,8 +87,6 @@ class GoodputPolicy:
             for outcome in drafted:
                 self._learn_acceptance(outcome)
             depths = [outcome.depth for outcome in drafted]
-            n = len(step.outcomes)
-            self._whole[n.bit_length()] += sum(depths) == n * self._most.depth
             self._draft_cost.add(max(depths), sum(depths), self._lag, step.draft_seconds, self._now)
         if step.decodes:
             n = len(step.outcomes)
