@@ -176,14 +176,13 @@ def test_no_more_nodes_than_the_step_has_room_for() -> None:
         assert sum(nodes for nodes, _ in given) <= left
 
 
-def test_a_plan_ends_with_its_sequences() -> None:
+def test_a_plan_is_for_the_sequences_that_it_was_made_for() -> None:
     policy = goodput()
-    Machine(bound_by_memory).run(policy, [0.95, 0.0], STEPS)
-    first, second = sequences(2)
-    given = [policy.budget(each, len(each), 500) for each in ([first, second], [second], [first])]
-    depths = [[depth for _, depth in budgets] for budgets in given]
-    assert depths[0][0] == depths[2][0] == DEPTH
-    assert depths[0][1] == depths[1][0] < 2
+    Machine().run(policy, [0.97, 0.0], STEPS)
+    both = sequences(2)
+    depths = [depth for _, depth in policy.budget(both, 2, 500)]
+    assert depths[0] > 2 > depths[1]
+    assert policy.budget(both[::-1], 2, 500)[1].depth == depths[0]
 
 
 # The parts of it
