@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 import torch
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.errors import ConfigError
 from ridgeline.train import METHODS
 from ridgeline.train.command import Job, run_training
 from ridgeline.train.heads import frequent_ids, new_task
 from ridgeline.train.prompts import default_prompts
-from ridgeline.train.run import Task, TrainOptions, _Batches, evaluate, train
+from ridgeline.train.run import Task, TrainOptions, _Batches, _split, evaluate, train
 from ridgeline.train.store import FeatureStore, Text, write_store
+from ridgeline.train.texts import invented_prompts
 from ridgeline.train.unroll import _attention, _shifted, unrolled
 from tests.engines import tiny_loaded
 from tests.tiny import VOCAB_SIZE
@@ -74,17 +77,50 @@ def test_training_learns_and_a_resumed_run_ends_alike(
         assert torch.equal(tensor, part.network.state_dict()[name]), name
 
 
+def test_answers_to_a_held_out_prompt_are_not_learned_from(tmp_path: Path) -> None:
+    prompts = [[1, 2, 3], [4, 5], [6, 7, 8], [], []]
+    texts = [Text([*prompts[i % 5], *range(9, 19 + i)], 10 + i) for i in range(20)]
+    store = write_store(tmp_path, texts, tiny_loaded(), [3], 10**9)
+    held_out, used = _split(store, TrainOptions(held_out=0.5))
+    assert sorted(held_out + used) == list(range(20))
+    sides = [{i % 5 for i in side if prompts[i % 5]} for side in (held_out, used)]
+    assert sides[0]
+    assert sides[1]
+    assert not sides[0] & sides[1]
+
+
+def test_a_model_invents_prompts_where_a_users_turn_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_loaded()
+    llm, file = LLM(target, kv_tokens=4096), tmp_path / "prompts.jsonl"
+
+    def invented(template: str | None) -> list[str]:
+        monkeypatch.setattr(target.tokenizer, "chat_template", template)
+        return invented_prompts(llm, 3, file, 0)
+
+    prompts = invented("{% for m in messages %}one {{ m.content }} two{% endfor %}")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(lines) == 3
+    assert len(set(prompts)) == len(prompts)
+    assert lines[0]["tokens"][: -lines[0]["written"]] == target.encode_text("one ")
+    with pytest.raises(ConfigError, match="changes what a user says"):
+        invented("{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    with pytest.raises(ConfigError, match="no chat template"):
+        invented(None)
+
+
 def test_a_step_sees_what_drafting_would(store: FeatureStore) -> None:
     """Step by step over the whole text against one draft at a time."""
     task = task_of("eagle3", store)
     batch = _Batches(task, store, tiny_loaded(), OPTIONS).make([0, 1])
     network = task.network
     seen = []
-    original = network.normed
-    network.normed = lambda carried: seen.append(carried) or original(carried)  # type: ignore
+    original = network.next_hidden
+    network.next_hidden = lambda carried: seen.append(carried) or original(carried)  # type: ignore
     head = tiny_loaded().model.head_rows(torch.arange(26))
     unrolled(network, head, batch, 3, 0.0)
-    network.normed = original
+    network.next_hidden = original
     from tests.test_heads import alone
 
     tokens, hidden = batch.tokens[0, 1:].tolist(), network.hidden_from(batch.features[0, :-1])
@@ -126,7 +162,7 @@ def test_the_command_saves_a_head_that_drafts(method: str, compact: bool, tmp_pa
     job = Job(
         method,
         tmp_path / "head",
-        distill=str(prompts),
+        distill=(str(prompts),),
         answers=2,
         answer_tokens=24,
         steps=3,

@@ -196,7 +196,8 @@ def draw_drafts(
             shape[1],
             1 if coupled else None,
         )
-    return Drafts(tokens if ids is None else ids[tokens], scores.log_softmax(1), q)
+    log_q = scores - scores.logsumexp(1, keepdim=True)
+    return Drafts(tokens if ids is None else ids[tokens], log_q, q)
 
 
 def _widened(logits: Tensor, vocab_size: int, ids: Tensor | None) -> Tensor:

@@ -43,7 +43,8 @@ class Likeliest(Growth):
         for parent, found in zip(self.frontier, successors, strict=True):
             above = self._scores[parent] if parent != ROOT else 0.0
             depth = self._depths[parent] + 1 if parent != ROOT else 1
-            for token, logprob in zip(found.tokens, found.scores, strict=True):
+            most = self.nodes  # so many siblings fill the tree
+            for token, logprob in zip(found.tokens[:most], found.scores[:most], strict=True):
                 if above + logprob >= self._least + math.log(SIBLINGS):
                     self.tokens.append(token)
                     self.parents.append(parent)

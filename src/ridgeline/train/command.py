@@ -17,12 +17,14 @@ from ridgeline.train.heads import frequent_ids, head_features, new_task, save_he
 from ridgeline.train.prompts import default_prompts
 from ridgeline.train.run import TrainOptions, train
 from ridgeline.train.store import write_store
-from ridgeline.train.texts import distil, read_prompts, read_texts
+from ridgeline.train.texts import distil, invented_prompts, read_prompts, read_texts
 
 SHORTEST = 8
 """Texts with no more written tokens than this are left out."""
 DEFAULT = "default"
 """As --distill: the prompts that ship."""
+OWN = "own:"
+"""As --distill, with a number behind it: prompts that the model writes itself."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Job:
     work: Path | None = None
     """texts and hidden states; None: a folder in `out`"""
     data: tuple[Path, ...] = ()
-    distill: str | None = None
+    distill: tuple[str, ...] = ()
     answers: int = 3
     answer_tokens: int = 256
     steps: int = 5
@@ -55,8 +57,8 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     job.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the first hour
     console, target, work = Console(), llm.loaded, job.work or job.out / "work"
     texts = read_texts(job.data, target, options.length)
-    if job.distill is not None:
-        prompts = default_prompts() if job.distill == DEFAULT else read_prompts(Path(job.distill))
+    if job.distill:
+        prompts = [p for source in job.distill for p in _prompts(llm, source, work, options.seed)]
         texts += distil(
             llm, prompts, work / "texts.jsonl", job.answers, job.answer_tokens, options.seed
         )
@@ -87,3 +89,14 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     save_head(job.out, job.method, task.network, ids, target, provenance, job.compact)
     console.print(f"saved to {job.out}; use it with --drafter {job.method}:{job.out}")
     return job.out
+
+
+def _prompts(llm: LLM, source: str, work: Path, seed: int) -> list[str]:
+    if source == DEFAULT:
+        return default_prompts()
+    if not source.startswith(OWN):
+        return read_prompts(Path(source))
+    number = source.removeprefix(OWN)
+    if not number.isdecimal() or not int(number):
+        raise ConfigError(f"--distill {source} does not say how many prompts; write {OWN}2000")
+    return invented_prompts(llm, int(number), work / "prompts.jsonl", seed)

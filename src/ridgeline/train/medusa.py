@@ -21,23 +21,26 @@ def medusa_losses(network: MedusaHeads, head: Tensor, batch: Batch) -> Losses:
         head: f32[Vd,H], the target's LM head for the ids that can be drafted.
         batch: B texts.
     """
-    with torch.no_grad():
-        target = (batch.final @ head.T).softmax(-1)
-    total = batch.final.new_zeros(())
     states = network.hidden(batch.final)
+    total = batch.final.new_zeros(())
     alive = torch.ones_like(batch.weight, dtype=torch.bool)
     passed, reached = [], []
+    with torch.no_grad():
+        written = batch.weight > 0
+        target = batch.final.new_zeros(*written.shape, len(head))
+        target[written] = (batch.final[written] @ head.T).softmax(-1).to(target.dtype)
     for k, state in enumerate(states):
         ahead = k + 1  # the distribution after the token so many places on
         lm_head = network.heads[k].weight if network.heads else head
-        guess = (state[:, :-ahead] @ lm_head.T).log_softmax(-1)
-        weight = batch.weight[:, ahead:]
-        cross = -(target[:, ahead:] * guess).sum(-1)
-        total = total + DECAY**k * (cross * weight).sum() / weight.sum().clamp(min=1)
-        with torch.no_grad():
-            right = guess.argmax(-1) == batch.likeliest[:, ahead:]
-            alive = alive[:, : right.shape[1]]
-            reached.append(int((alive & (weight > 0)).sum()))
+        counted = written[:, ahead:]
+        guess = (state[:, :-ahead][counted] @ lm_head.T).log_softmax(-1)
+        cross = -(target[:, ahead:][counted] * guess).sum(-1)
+        total = total + DECAY**k * cross.sum() / counted.sum().clamp(min=1)
+        if batch.likeliest is not None:
+            right = torch.zeros_like(counted)
+            right[counted] = guess.argmax(-1) == batch.likeliest[:, ahead:][counted]
+            alive = alive[:, : counted.shape[1]]
+            reached.append(int((alive & counted).sum()))
             alive = alive & right
-            passed.append(int((alive & (weight > 0)).sum()))
+            passed.append(int((alive & counted).sum()))
     return Losses(total, passed, reached)

@@ -32,8 +32,12 @@ def train(
         option("Text, code, a folder of them, or FILE.jsonl of messages; repeatable.", DATA),
     ] = None,
     distill: Annotated[
-        str | None,
-        option("Prompts that the model answers itself: a file, or `default`.", DATA),
+        list[str] | None,
+        option(
+            "Prompts that the model answers itself: a file, `default` for those that ship, or "
+            "`own:N` for N that it writes itself; repeatable.",
+            DATA,
+        ),
     ] = None,
     answers: Annotated[int, option("Answers to each prompt.", DATA)] = 3,
     answer_tokens: Annotated[int, option("Longest answer.", DATA)] = 256,
@@ -63,7 +67,7 @@ def train(
         out=out,
         work=work,
         data=tuple(data or ()),
-        distill=distill,
+        distill=tuple(distill or ()),
         answers=answers,
         answer_tokens=answer_tokens,
         steps=steps,

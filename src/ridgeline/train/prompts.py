@@ -1,9 +1,11 @@
-"""Prompts for distillation: several hundred requests of many kinds, written for this project.
+"""Prompts for distillation: some two thousand requests of many kinds, written for this project.
 
 Tasks times subjects, so that a head learns how its target writes and not what it once said.
 """
 
 from __future__ import annotations
+
+from ridgeline.train import materials
 
 _SUBJECTS = (
     *("the water cycle", "bread baking", "volcanoes", "the history of writing", "honey bees"),
@@ -76,7 +78,7 @@ _MORE = (
 
 
 def default_prompts() -> list[str]:
-    """The prompts, about 1,100, in a fixed order that mixes their kinds."""
+    """The prompts, in a fixed order that mixes their kinds."""
     kinds = [
         [task.format(subject) for task in _TASKS for subject in _SUBJECTS],
         [
@@ -91,6 +93,11 @@ def default_prompts() -> list[str]:
             for i in range(16)
         ],
         [task.format(subject) for task in _MORE for subject in _SUBJECTS],
+        materials.reading(),
+        materials.records(),
+        materials.editing(),
+        materials.sums(),
+        materials.advice(),
     ]
     mixed = []
     for kind in kinds:

@@ -39,7 +39,7 @@ class TrainOptions:
 
     epochs: int = 8
     learning_rate: float = 1e-3
-    batch_tokens: int = 4096
+    batch_tokens: int = 1024
     length: int = 384
     """tokens of a text that are used at once"""
     held_out: float = 0.03
@@ -74,9 +74,7 @@ def train(
     `out/checkpoint.pt` holds everything that a continued run needs to give the same result as one
     that was never interrupted.
     """
-    texts = np.random.default_rng(o.seed).permutation(len(store))
-    count = max(1, round(len(texts) * o.held_out))
-    held_out, used = texts[:count].tolist(), texts[count:].tolist()
+    held_out, used = _split(store, o)
     batches = _Batches(task, store, target, o)
     parameters = [p for p in task.network.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, o.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -128,6 +126,21 @@ def train(
         "tokens": int(sum(store.starts[i + 1] - store.starts[i] for i in used)),
         "held_out": state.figures,
     }
+
+
+def _split(store: FeatureStore, o: TrainOptions) -> tuple[list[int], list[int]]:
+    """Texts to evaluate on, and texts to learn from; answers to one prompt are on one side."""
+    prompts: dict[bytes | int, list[int]] = {}
+    for i in range(len(store)):
+        lo, hi = int(store.starts[i]), int(store.starts[i + 1])
+        begun = lo + int(np.argmax(store.weights[lo:hi]))
+        prompts.setdefault(store.tokens[lo:begun].tobytes() or i, []).append(i)
+    groups = list(prompts.values())
+    order = np.random.default_rng(o.seed).permutation(len(groups))
+    count = max(1, round(len(groups) * o.held_out))
+    sides = order[:count], order[count:]
+    held_out, used = ([i for group in side for i in groups[group]] for side in sides)
+    return held_out, used
 
 
 @torch.no_grad()
@@ -208,7 +221,6 @@ class _Batches:
             features=stack(store.hidden(task.features, lo, hi) for lo, hi in spans),
             final=stack(store.hidden((task.final,), lo, hi) for lo, hi in spans),
             weight=weight,
-            likeliest=torch.full_like(tokens, -1),
         )
 
     def judged(self, batch: Batch) -> Batch:

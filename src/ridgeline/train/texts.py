@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from ridgeline.train.store import Text
 
 GROUP = 256
 """Requests that are answered before their texts are written down."""
+LONGEST_PROMPT = 160
+"""Tokens after which a prompt of the target's own is given up."""
 TEMPERATURES = (0.0, 0.7, 1.0)
 """Of the answers, in turn: what a user asks for is not known beforehand."""
 
@@ -73,6 +75,42 @@ def _conversation(line: dict[str, Any], target: LoadedModel) -> Text:
     return Text([*prompt, *answer], len(answer))
 
 
+def invented_prompts(llm: LLM, count: int, file: Path, seed: int) -> list[str]:
+    """Prompts of the target's own: what it writes where a user's turn begins.
+
+    Far more varied than prompts made by hand, and of the kind that it was tuned on. Source: Magpie
+    (Xu et al., arXiv 2406.08464).
+
+    Args:
+        llm: the target, without a drafter.
+        count: prompts to write; unfinished, empty and repeated ones are left out of the result.
+        file: JSON Lines, one each; continued where it ends.
+        seed: of the sampling.
+
+    Raises:
+        ConfigError: the model has no chat template, or its template changes what a user says.
+    """
+    mark, loaded = "@prompt@", llm.loaded
+    if loaded.tokenizer is None or not loaded.chats:
+        raise ConfigError(f"{loaded.name} has no chat template, so no user's turn to begin")
+    chat = loaded.tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
+    before, found, _ = str(chat).partition(mark)
+    if not found:
+        raise ConfigError(f"the chat template of {loaded.name} changes what a user says")
+    start = loaded.encode_text(before)
+
+    def requests(first: int, last: int) -> list[tuple[list[int], SamplingParams]]:
+        params = (
+            SamplingParams(temperature=0.9, seed=seed + i, max_tokens=LONGEST_PROMPT)
+            for i in range(first, last)
+        )
+        return [(start, p) for p in params]
+
+    lines = _answered(llm, count, requests, file, "prompts of the target")
+    texts = [line["text"].strip() for line in lines if line["written"] < LONGEST_PROMPT]
+    return list(dict.fromkeys(text for text in texts if text))
+
+
 def distil(
     llm: LLM, prompts: Sequence[str], file: Path, answers: int, max_tokens: int, seed: int
 ) -> list[Text]:
@@ -86,34 +124,48 @@ def distil(
         max_tokens: length of an answer.
         seed: of the sampled answers.
     """
-    jobs = [(prompt, number) for number in range(answers) for prompt in prompts]
+    jobs = [(prompt, n + i) for n in range(answers) for i, prompt in enumerate(prompts)]
     loaded = llm.loaded
-    file.parent.mkdir(parents=True, exist_ok=True)
-    kept = file.read_text("utf-8").splitlines() if file.is_file() else []
-    done = len(kept) if len(kept) == len(jobs) else len(kept) // GROUP * GROUP
-    file.write_text("".join(line + "\n" for line in kept[:done]), "utf-8")
-    with Progress() as progress, file.open("a", encoding="utf-8") as sink:
-        bar = progress.add_task("answers of the target", total=len(jobs), completed=done)
-        for start in range(done, len(jobs), GROUP):
-            group = jobs[start : start + GROUP]
-            encoded = [
+
+    def requests(first: int, last: int) -> list[tuple[list[int], SamplingParams]]:
+        return [
+            (
                 loaded.encode_chat([{"role": "user", "content": prompt}])
                 if loaded.chats
-                else loaded.encode_prompt(prompt)
-                for prompt, _ in group
-            ]
-            params = [
+                else loaded.encode_prompt(prompt),
                 SamplingParams(
-                    temperature=TEMPERATURES[number % len(TEMPERATURES)],
-                    seed=seed + start + i,
+                    temperature=TEMPERATURES[turn % len(TEMPERATURES)],
+                    seed=seed + first + i,
                     max_tokens=max_tokens,
-                )
-                for i, (_, number) in enumerate(group)
-            ]
-            for prompt, output in zip(encoded, llm.generate(encoded, params), strict=True):
-                text = {"tokens": [*prompt, *output.token_ids], "written": len(output.token_ids)}
-                sink.write(json.dumps(text) + "\n")
+                ),
+            )
+            for i, (prompt, turn) in enumerate(jobs[first:last])
+        ]
+
+    lines = _answered(llm, len(jobs), requests, file, "answers of the target")
+    return [Text(line["tokens"], line["written"]) for line in lines]
+
+
+def _answered(
+    llm: LLM,
+    count: int,
+    requests: Callable[[int, int], list[tuple[list[int], SamplingParams]]],
+    file: Path,
+    title: str,
+) -> list[dict[str, Any]]:
+    """What `llm` answers to `count` requests, a group at a time; `file` keeps the answers."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    kept = file.read_text("utf-8").splitlines() if file.is_file() else []
+    done = len(kept) if len(kept) == count else len(kept) // GROUP * GROUP
+    file.write_text("".join(line + "\n" for line in kept[:done]), "utf-8")
+    with Progress() as progress, file.open("a", encoding="utf-8") as sink:
+        bar = progress.add_task(title, total=count, completed=done)
+        for first in range(done, count, GROUP):
+            prompts, params = zip(*requests(first, min(first + GROUP, count)), strict=True)
+            for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+                ids = output.token_ids
+                line = {"tokens": [*prompt, *ids], "written": len(ids), "text": output.text}
+                sink.write(json.dumps(line) + "\n")
             sink.flush()
-            progress.update(bar, completed=start + len(group))
-    lines = file.read_text("utf-8").splitlines()
-    return [Text(**json.loads(line)) for line in lines]
+            progress.update(bar, completed=min(first + GROUP, count))
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]

@@ -34,14 +34,14 @@ class Batch:
     """f32[B,L,H]: the target's final hidden states, from which its distributions follow"""
     weight: Tensor
     """f32[B,L]: 1 where the distribution after a token is to be learned"""
-    likeliest: Tensor
+    likeliest: Tensor | None = None
     """i64[B,L]: the place among the draft ids of the target's likeliest token after each; -1 where
-    it cannot be drafted"""
+    it cannot be drafted; None where acceptance is not asked for"""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What one batch gives."""
+    """What one batch gives; acceptance only where the batch says what is likeliest."""
 
     total: Tensor
     passed: list[int]
@@ -66,10 +66,10 @@ def unrolled(
     b, length = batch.tokens.shape[0], batch.tokens.shape[1] - 1
     embedding = batch.embedding[:, 1:].flatten(0, 1)
     hidden = network.hidden_from(batch.features[:, :-1].flatten(0, 1))
-    final = batch.final[:, 1:]
+    rows = batch.weight[:, 1:].flatten().nonzero().squeeze(1)  # what the LM head is run for
+    final = batch.final[:, 1:].flatten(0, 1)[rows]
     with torch.no_grad():
-        target = (final.flatten(0, 1) @ head.T).softmax(-1)
-    best = batch.likeliest[:, 1:]
+        target = (final @ head.T).softmax(-1)
     positions = torch.arange(length).repeat(b)
     own_head = head if network.head is None else network.head.weight
     keys: list[Tensor] = []
@@ -86,22 +86,24 @@ def unrolled(
             return _attention(q, keys, values).transpose(1, 2).flatten(0, 1)
 
         carried = network(embedding, hidden, positions, attend)
-        logits = network.normed(carried) @ own_head.T
-        weight = batch.weight[:, 1:].clone()
-        weight[:, :step] = 0  # drafts that would begin before the text
-        count = weight.sum().clamp(min=1)
-        cross = -(target * logits.log_softmax(-1)).sum(-1).view(b, length)
-        loss = (cross * weight).sum() / count
+        written = carried[rows]
+        logits = network.normed(written) @ own_head.T
+        counted = rows % length >= step  # not drafts that would begin before the text
+        count = counted.sum().clamp(min=1)
+        cross = -(target * logits.log_softmax(-1)).sum(-1)
+        loss = (cross * counted).sum() / count
         if feature_weight:
-            apart = F.smooth_l1_loss(carried.view(b, length, -1), final, reduction="none").mean(-1)
-            loss = loss + feature_weight * (apart * weight).sum() / count
+            apart = F.smooth_l1_loss(written, final, reduction="none").mean(-1)
+            loss = loss + feature_weight * (apart * counted).sum() / count
         total = total + DECAY**step * loss
-        with torch.no_grad():
-            right = logits.argmax(-1).view(b, length) == best
-            counted = weight > 0
-            reached.append(int((alive & counted).sum()))
-            alive = alive & right
-            passed.append(int((alive & counted).sum()))
+        if batch.likeliest is not None:
+            best = batch.likeliest[:, 1:].flatten()[rows]
+            right = torch.zeros(b * length, dtype=torch.bool)
+            right[rows] = logits.argmax(-1) == best
+            before = alive.flatten()[rows] & counted
+            reached.append(int(before.sum()))
+            alive = alive & right.view(b, length)
+            passed.append(int((alive.flatten()[rows] & counted).sum()))
             alive = _later(alive.unsqueeze(-1)).squeeze(-1)
         hidden = _later(network.next_hidden(carried).view(b, length, -1)).flatten(0, 1)
     return Losses(total, passed, reached)
