@@ -277,16 +277,12 @@ class Engine:
 
     def _observe(self, parts: list[_Part], output: TargetOutput) -> None:
         if self._guard:
-            ends = np.cumsum([part.tree.size for part in parts]).tolist()
+            sizes = [part.tree.size for part in parts]
+            split = [layer.split(sizes) for layer in output.features]
+            features = zip(*split, strict=True) if split else [()] * len(parts)
             observations = [
-                Observation(
-                    part.sequence,
-                    part.tree,
-                    part.start,
-                    part.check,
-                    tuple(layer[end - part.tree.size : end] for layer in output.features),
-                )
-                for part, end in zip(parts, ends, strict=True)
+                Observation(part.sequence, part.tree, part.start, part.check, own)
+                for part, own in zip(parts, features, strict=True)
             ]
             self._guard.observe(observations)
 
