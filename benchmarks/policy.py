@@ -28,8 +28,8 @@ HERE = Path(__file__).parent
 POLICIES = ("fixed", "table", "goodput")
 RANDOM_PROMPTS, RANDOM_LENGTH = 10, 64
 WORKLOADS = {"mixed, T = 0": 0.0, "mixed, T = 1": 1.0, "random, T = 2": 2.0}
-"""Temperatures. The mixed prompts are those of `ridgeline bench`; the random ones are random tokens,
-continued so hot that what follows is hardly ever guessed."""
+"""Temperatures. The mixed prompts are those of `ridgeline bench`; the random ones are random
+tokens, continued so hot that what follows is hardly ever guessed."""
 
 
 def prompts_of(loaded: LoadedModel, workload: str, tokens: int) -> list[Prompt]:

@@ -278,7 +278,7 @@ class Engine:
     def _observe(self, parts: list[_Part], output: TargetOutput) -> None:
         if self._guard:
             sizes = [part.tree.size for part in parts]
-            split = [layer.split(sizes) for layer in output.features]
+            split = [torch.split(layer, sizes) for layer in output.features]
             features = zip(*split, strict=True) if split else [()] * len(parts)
             observations = [
                 Observation(part.sequence, part.tree, part.start, part.check, own)

@@ -143,7 +143,7 @@ class RecurrentDrafter:
             if observed.check is not None:
                 nodes = np.concatenate([nodes, observed.check.path[1:]])
             at = torch.from_numpy(nodes).to(self._heads[0].device)
-            features = tuple(layer[at] for layer in features)
+            features = tuple(layer.index_select(0, at) for layer in features)
         token = _before(sequence)
         known = self._known.get(sequence.id)
         if known and known.token == token and token + known.count == observed.start:
@@ -168,8 +168,8 @@ class RecurrentDrafter:
         if not waiting:
             return
         sizes = [k.count - len(k.target) for k in waiting]
-        hidden = self._hidden([step for k in waiting for step in k.later]).split(sizes)
-        for k, later in zip(waiting, hidden, strict=True):
+        hidden = self._hidden([step for k in waiting for step in k.later])
+        for k, later in zip(waiting, torch.split(hidden, sizes), strict=True):
             k.target, k.later = torch.cat([k.target, later]), []
 
     def _feed(
