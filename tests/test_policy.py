@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
+from itertools import accumulate, count, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from ridgeline.schedule.choice import create_policy
 from ridgeline.schedule.cost import KEPT, LIFETIME, Curve, DraftCost, Guess, LearnedCost, bucket
 from ridgeline.schedule.goodput import PROBE_SHARE
 from ridgeline.schedule.policy import Budget, FixedPolicy, TablePolicy
+from tests.draft_models import GREEDY, SAMPLED, finish, run, start
 from tests.engines import tiny_llm
 from tests.policies import DEPTH, Machine, bound_by_memory, bound_by_rows, goodput, sequences
 
@@ -398,3 +402,32 @@ def test_no_policy_changes_the_text(policy: str, temperature: float) -> None:
     llm = tiny_llm("llama", "ngram:min=1", policy=policy, max_batch=2)
     assert [output.token_ids for output in llm.generate(PROMPTS, params)] == alone
     assert llm.engine.policy is not None
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_seeded_texts_do_not_depend_on_the_clock(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for seed in (0, 1):
+        ticks = accumulate(random.Random(seed).choice([1e-3, 1.0]) for _ in count())
+        monkeypatch.setattr("ridgeline.engine.time", SimpleNamespace(perf_counter=ticks.__next__))
+        engine, drafter = start(verify=rule, policy=None)
+        long = replace(SAMPLED, max_tokens=60)
+        texts.append([s.output for s in run(engine, PROMPTS, long)])
+        assert sum(drafter.accepted) > 20
+    assert texts[0] == texts[1]
+
+
+def test_a_draft_model_catches_up_after_a_pause() -> None:
+    """Every draft is compared with the draft model's own over the whole text."""
+    engine, drafter = start(policy="table:1=4")
+    lengths = zip(PROMPTS, (20, 20, 40), strict=True)
+    requests = [engine.add(prompt, replace(GREEDY, max_tokens=most)) for prompt, most in lengths]
+    plain = tiny_llm().generate(PROMPTS, replace(GREEDY, max_tokens=40))
+    finish(engine)
+    fed = [len(positions) for positions in drafter.fed]
+    assert 20 in fed, "all that it missed, in one pass"
+    assert sum(drafter.accepted) > 5
+    for (sequence,), output in zip(requests, plain, strict=True):
+        assert sequence.output == output.token_ids[: sequence.output_len]
