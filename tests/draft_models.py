@@ -131,7 +131,7 @@ def _shape(loaded: LoadedModel) -> dict[str, int]:
 def start(
     draft: LoadedModel | None = None, target: LoadedModel | None = None, **options: Any
 ) -> tuple[Engine, CheckedDrafter]:
-    config = EngineConfig(**{"kv_tokens": 2048, "depth": 4, **options})
+    config = EngineConfig(**{"kv_tokens": 2048, "depth": 4, "policy": "fixed", **options})
     context = DraftContext(
         target=target or tiny_loaded(),
         coupled=config.verify == "match",

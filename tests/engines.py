@@ -54,8 +54,10 @@ def torch_module(loaded: LoadedModel) -> PreTrainedModel:
 
 
 def tiny_llm(family: str = "llama", drafter: str = "none", **options: Any) -> LLM:
-    """An LLM over a tiny model; the pool holds 4096 tokens unless `options` say otherwise."""
-    return LLM(tiny_loaded(family), drafter=drafter, **{"kv_tokens": 4096, **options})
+    """An LLM over a tiny model; the pool holds 4096 tokens unless `options` say otherwise,
+    and every step may draft."""
+    defaults = {"kv_tokens": 4096, "policy": "fixed"}
+    return LLM(tiny_loaded(family), drafter=drafter, **{**defaults, **options})
 
 
 def random_prompts(count: int, seed: int, longest: int = 40) -> list[list[int]]:

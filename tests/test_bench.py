@@ -131,13 +131,14 @@ def run(
     prompts: Sequence[Prompt], contender: Contender, load: Load, rounds: int = 2
 ) -> list[Round]:
     asked = measure.requests(prompts, load, seed=0)
+    pair = (Contender(measure.PLAIN), contender)
     return [
-        measure.measure(tiny_loaded(), contender, load, asked, number, lambda: None)
+        Round(*measure.measure(tiny_loaded(), pair, load, asked, number, lambda: None))
         for number in range(rounds)
     ]
 
 
-KNOWN = Contender("known", depth=DEPTH, nodes=DEPTH, confidence=0.0)
+KNOWN = Contender("known", depth=DEPTH, nodes=DEPTH, confidence=0.0, policy="fixed")
 
 
 def test_figures_against_a_hand_count(known_time: None) -> None:
@@ -187,7 +188,7 @@ def test_a_batch_shares_its_passes(known_time: None) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_trees_and_sampling_leave_the_texts_as_they_are(temperature: float) -> None:
-    contender = Contender("oracle:3", depth=4, nodes=12)
+    contender = Contender("oracle:3", depth=4, nodes=12, policy="fixed")
     (only,) = run(prompts_of(3), contender, Load(temperature, 2), rounds=1)
     figures = figures_of([only])
     assert (figures["texts"], figures["identical"]) == (4, 4)

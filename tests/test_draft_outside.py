@@ -39,7 +39,9 @@ def test_it_registers_speculates_and_changes_no_token() -> None:
         SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.5, seed=3),
     ):
         plain = LLM(tiny_loaded(), kv_tokens=512).generate(prompts, params)
-        llm = LLM(tiny_loaded(), drafter="followers:3", depth=3, nodes=8, kv_tokens=512)
+        llm = LLM(
+            tiny_loaded(), drafter="followers:3", depth=3, nodes=8, kv_tokens=512, policy="fixed"
+        )
         llm.generate(prompts, params)  # what it learns here, it drafts below
         drafted = llm.generate(prompts, params)
         assert [a.token_ids for a in plain] == [b.token_ids for b in drafted]

@@ -63,7 +63,13 @@ def assert_lossless(method: str, folder: Path, rule: str, nodes: int, depth: int
     """Returns the drafts accepted a step."""
     target = tiny_loaded(vocab_size=SIZE)
     config = EngineConfig(
-        verify=rule, nodes=nodes, depth=depth, max_batch=256, max_batch_tokens=4096, kv_tokens=8192
+        verify=rule,
+        policy="fixed",
+        nodes=nodes,
+        depth=depth,
+        max_batch=256,
+        max_batch_tokens=4096,
+        kv_tokens=8192,
     )
     context = DraftContext(
         target, False, depth, nodes, 4096, "float32", None, sampled_siblings=rule == "rejection"

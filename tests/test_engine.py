@@ -143,10 +143,10 @@ def test_depth_is_clamped_at_the_context() -> None:
     loaded = tiny_loaded(max_position_embeddings=128)
     prompt = [5 + i % 50 for i in range(124)]
     params = SamplingParams(max_tokens=50, ignore_eos=True)
-    llm = LLM(loaded, drafter="stubborn:5,6,7,8,9,10,11,12", depth=8, kv_tokens=256)
+    llm = LLM(loaded, drafter="stubborn:5,6,7,8,9,10,11,12", depth=8, kv_tokens=256, policy="fixed")
     with pytest.raises(DraftError, match=r"drafter stubborn: 8 nodes, 8 deep"):
         llm.generate([prompt], params)
-    llm = LLM(loaded, drafter="fixed:1,2,3,4,5,6,7,8", depth=8, kv_tokens=128)
+    llm = LLM(loaded, drafter="fixed:1,2,3,4,5,6,7,8", depth=8, kv_tokens=128, policy="fixed")
     completion = llm.generate([prompt], params)[0]
     assert completion.completions[0].finish_reason == "length"
     assert len(completion.token_ids) == 4

@@ -104,7 +104,7 @@ def test_shared_prefix_is_computed_once(drafter: str, monkeypatch: pytest.Monkey
     plain = LLM(loaded, prefix_sharing=False, kv_tokens=1200)
     alone = plain.generate([second], GREEDY)[0].token_ids
     TRUTH[tuple(second)] = second + alone
-    llm = LLM(loaded, drafter=drafter, kv_tokens=1200, max_batch_tokens=2048)
+    llm = LLM(loaded, drafter=drafter, kv_tokens=1200, max_batch_tokens=2048, policy="fixed")
     llm.generate([first], GREEDY)
     counts = count_tokens(monkeypatch)
     output = llm.generate([second], GREEDY)[0]

@@ -86,7 +86,7 @@ def test_the_text_does_not_change(spec: str, tmp_path: Path) -> None:
     ]
     prompts = ["the rest of the rest of the"] * 2
     plain = LLM(target, kv_tokens=4096).generate(prompts, params)
-    llm = LLM(target, drafter=spec.format(head), kv_tokens=4096, confidence=0.0)
+    llm = LLM(target, drafter=spec.format(head), kv_tokens=4096, confidence=0.0, policy="fixed")
     drafted = llm.generate(prompts, params)
     assert [o.token_ids for o in drafted] == [o.token_ids for o in plain]
     assert drafted[1].completions[0].speculation.drafted > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.config import EngineConfig
+from ridgeline.core.batch import Batch
 from ridgeline.core.tree import DraftProposal
-from ridgeline.draft import create_drafter
+from ridgeline.draft import create_drafter, recurrent
 from ridgeline.draft.base import DraftContext, Drafter, DraftRequest
 from ridgeline.draft.paged_head import NativeHead, TorchHead
 from ridgeline.draft.recurrent import RecurrentDrafter
@@ -33,7 +35,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
 def texts(target: LoadedModel, drafter: str, params: SamplingParams, **options: Any) -> list[Any]:
-    llm = LLM(target, drafter=drafter, kv_tokens=4096, **options)
+    llm = LLM(target, drafter=drafter, kv_tokens=4096, policy="fixed", **options)
     prompts = random_prompts(4, seed=5)
     return [o.token_ids for o in llm.generate(prompts, params)]
 
@@ -81,8 +83,12 @@ class Recording:
         return proposals
 
 
-def run(target: LoadedModel, spec: str, params: SamplingParams, **options: Any) -> Recording:
-    config = EngineConfig(**{"kv_tokens": 4096, "depth": 4, "confidence": 0.0, **options})
+def run(
+    target: LoadedModel, spec: str, params: SamplingParams, longer: int = 0, **options: Any
+) -> Recording:
+    """Three texts, the last one `longer` tokens longer."""
+    defaults = {"kv_tokens": 4096, "depth": 4, "confidence": 0.0, "policy": "fixed"}
+    config = EngineConfig(**{**defaults, **options})
     context = DraftContext(
         target, True, config.depth, config.draft_nodes, 512, "float32", None, config.confidence
     )
@@ -90,8 +96,8 @@ def run(target: LoadedModel, spec: str, params: SamplingParams, **options: Any) 
     assert drafter is not None
     recording = Recording(drafter)
     engine = Engine(target, recording, config)
-    for prompt in random_prompts(3, seed=7):
-        engine.add(prompt, params)
+    for prompt, more in zip(random_prompts(3, seed=7), (0, 0, longer), strict=True):
+        engine.add(prompt, replace(params, max_tokens=params.max_tokens + more))
     while engine.has_work:
         engine.step()
     return recording
@@ -118,6 +124,39 @@ def test_drafts_are_those_of_the_head_alone(
     spec = write_head(method, tmp_path, target)
     options = {"nodes": 4, "max_batch": 3, "max_batch_tokens": max_batch_tokens}
     recording = run(target, spec, GREEDY, prefix_sharing=False, **options)
+    assert check_drafts(target, spec, recording) > 80
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("most_waiting", [1024, 7])
+def test_drafts_after_a_pause(
+    method: str, most_waiting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is drafted until two of three texts have ended; then the third lacks nothing."""
+    monkeypatch.setattr(recurrent, "MOST_WAITING", most_waiting)
+    rows: list[int] = []
+    original = TorchHead.run
+
+    def counted(head: TorchHead, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        rows.append(len(batch.tokens))
+        return original(head, batch, hidden)
+
+    monkeypatch.setattr(TorchHead, "run", counted)
+    target = tiny_loaded()
+    spec = write_head(method, tmp_path, target)
+    options = {"policy": "table:1=4", "nodes": 4, "prefix_sharing": False}
+    recording = run(target, spec, GREEDY, longer=16, **options)
+    monkeypatch.undo()
+    _prompts, *waited = rows
+    if most_waiting == 1024:
+        assert waited[0] == GREEDY.max_tokens, "no pass before the first draft"
+    else:
+        assert waited[:3] == [7, 8, 9], "one text a step"
+    assert check_drafts(target, spec, recording) > 12
+
+
+def check_drafts(target: LoadedModel, spec: str, recording: Recording) -> int:
+    """Every drafted chain against one pass over the whole text; how many tokens it compared."""
     context = DraftContext(target, True, 4, 4, 512, "float32", None)
     drafter = create_drafter(spec, context)
     assert isinstance(drafter, RecurrentDrafter)
@@ -147,7 +186,7 @@ def test_drafts_are_those_of_the_head_alone(
             found.append(int(proposal.tokens[node]))
         assert found == chain[: len(found)]
         checked += len(found)
-    assert checked > 80
+    return checked
 
 
 def alone(network: Any, target: LoadedModel, tokens: list[int], hidden: Tensor) -> Any:

@@ -89,7 +89,9 @@ def test_repeated_prompt_with_any_depth(depth: int) -> None:
     prompt = "serving" * 48
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     plain = LLM(loaded, kv_tokens=512).generate([prompt], params)[0].token_ids
-    drafted = LLM(loaded, drafter="ngram", depth=depth, kv_tokens=512).generate([prompt], params)[0]
+    drafted = LLM(loaded, drafter="ngram", depth=depth, kv_tokens=512, policy="fixed").generate(
+        [prompt], params
+    )[0]
     assert drafted.token_ids == plain
     assert drafted.completions[0].speculation.drafted > 0
 

@@ -53,7 +53,9 @@ def test_text_is_the_plain_one(
     loaded: LoadedModel, plain: list[list[list[int]]], drafter: str, nodes: int, batch: int
 ) -> None:
     spec = f"model:{demo_model()}" if drafter == "model" else drafter
-    llm = LLM(loaded, drafter=spec, nodes=nodes, max_batch=batch, kv_tokens=4096, depth=4)
+    llm = LLM(
+        loaded, drafter=spec, policy="fixed", nodes=nodes, max_batch=batch, kv_tokens=4096, depth=4
+    )
     for params, expected in zip(SAMPLED, plain, strict=True):
         for _ in range(2):  # the second time from cached blocks
             tokens, accepted = run(llm, params)
@@ -74,7 +76,9 @@ def test_two_hundred_texts_are_the_plain_ones(
     texts = [
         [
             output.token_ids
-            for output in LLM(loaded, drafter=name, depth=4).generate(prompts, params)
+            for output in LLM(loaded, drafter=name, depth=4, policy="fixed").generate(
+                prompts, params
+            )
         ]
         for name in ("none", spec)
     ]

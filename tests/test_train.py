@@ -174,7 +174,9 @@ def test_the_command_saves_a_head_that_drafts(method: str, compact: bool, tmp_pa
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     spec = f"{method}:{job.out}"
     plain = LLM(target, kv_tokens=4096).generate("the rest", params)
-    drafted = LLM(target, drafter=spec, kv_tokens=4096, confidence=0.0).generate("the rest", params)
+    drafted = LLM(target, drafter=spec, kv_tokens=4096, confidence=0.0, policy="fixed").generate(
+        "the rest", params
+    )
     assert plain[0].token_ids == drafted[0].token_ids
     assert drafted[0].completions[0].speculation.drafted > 0
 

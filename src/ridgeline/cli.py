@@ -41,6 +41,7 @@ from ridgeline.options import (
     Dtype,
     Model,
     Nodes,
+    PolicySpec,
     Quantize,
     Threads,
     check_writable,
@@ -113,6 +114,7 @@ def generate(
     depth: Depth = None,
     confidence: Confidence = None,
     nodes: Nodes = None,
+    policy: PolicySpec = None,
     verify: Annotated[
         str | None,
         option("Rule: match, rejection or block.", DRAFTS, show_default="match"),
@@ -206,6 +208,7 @@ def generate(
             depth=depth,
             confidence=confidence,
             nodes=nodes,
+            policy=policy,
             verify=verify,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ridgeline.core.tree import MAX_DRAFTED
 from ridgeline.core.verify import RULES
 from ridgeline.errors import ConfigError
+from ridgeline.schedule.choice import check_policy
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class EngineConfig:
     """drafted nodes per sequence and step; None means as many as `depth`"""
     confidence: float = 0.5
     """a draft ends where the drafter thinks it less likely than this to be accepted; 0: never"""
+    policy: str | None = None
+    """how drafts are allotted: `fixed` (always `nodes` and `depth`), `table` or
+    `table:SEQUENCES=DEPTH,...`, or `goodput`; None means `goodput` under `match`, whose tokens no
+    allotment changes, and `fixed` under the other rules, where a seed gives the same text again"""
 
     def __post_init__(self) -> None:
         at_least = {"max_batch": 1, "max_batch_tokens": 1, "kv_tokens": 1, "depth": 0, "nodes": 0}
@@ -60,6 +65,15 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value}; at most {MAX_DRAFTED} nodes can be drafted")
         if not isinstance(self.verify, str) or self.verify not in RULES:
             raise ConfigError(f"verify is {self.verify!r}; it must be one of {', '.join(RULES)}")
+        if self.policy is not None:
+            check_policy(self.policy)
+
+    @property
+    def chosen_policy(self) -> str:
+        """The policy, the default resolved."""
+        if self.policy is None:
+            return "goodput" if self.verify == "match" else "fixed"
+        return self.policy
 
     @property
     def draft_nodes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -33,7 +34,9 @@ from ridgeline.kv.store import KVStore, LayerShape, bytes_per_token
 from ridgeline.kv.table import BlockTable
 from ridgeline.model.load import LoadedModel
 from ridgeline.model.target import TargetOutput
-from ridgeline.schedule.policy import FixedPolicy
+from ridgeline.schedule.choice import create_policy
+from ridgeline.schedule.cost import Guess
+from ridgeline.schedule.policy import FixedPolicy, Outcome, Step
 from ridgeline.schedule.scheduler import Scheduler, Task
 
 BLOCK_SIZE = 16
@@ -61,6 +64,8 @@ class _Part:
     proposal: DraftProposal
     final: bool
     """whether the trunk reaches the last token, so that logits are wanted"""
+    depth: int
+    """longest drafted path that was allowed; 0: nothing was asked for"""
     check: Verification | None = None
 
     @property
@@ -92,10 +97,21 @@ class Engine:
         self.target = model.bind(self.store)
         if drafter:
             drafter.bind(self.store, len(model.layers))
+        self.policy = (
+            create_policy(
+                config.chosen_policy,
+                config.draft_nodes,
+                config.depth,
+                Guess(model.nbytes, bytes_per_token(model.layers)),
+                draft_layers=bool(drafter.needs.kv),
+            )
+            if drafter
+            else FixedPolicy(0, 0)
+        )
         self.scheduler = Scheduler(
             self.pool,
             self.store,
-            FixedPolicy(config.draft_nodes, config.depth) if drafter else FixedPolicy(0, 0),
+            self.policy,
             max_batch=config.max_batch,
             max_batch_tokens=config.max_batch_tokens,
             prefix_sharing=config.prefix_sharing,
@@ -181,10 +197,11 @@ class Engine:
         Raises:
             DraftError: the drafter proposed something malformed; nothing was committed.
         """
+        started = time.perf_counter()
         tasks = self.scheduler.pick()
         if not tasks:
             return []
-        parts = self._draft(tasks)
+        parts, draft_seconds = self._draft(tasks)
         output = self.target.forward(
             pack([part.entry() for part in parts], self.device), self._features
         )
@@ -194,29 +211,35 @@ class Engine:
         for part in parts:
             self.scheduler.seal(part.sequence)
             part.sequence.table.shrink(len(part.sequence.tokens))
+        self.policy.observe(_report(parts, draft_seconds, time.perf_counter() - started))
+        for part in parts:
             if part.sequence.finish_reason is not None:
                 self._retire(part.sequence)
         return progress
 
-    def _draft(self, tasks: list[Task]) -> list[_Part]:
+    def _draft(self, tasks: list[Task]) -> tuple[list[_Part], float]:
+        """The sequences with their trees, and the seconds that the drafter took."""
         requests = [
             DraftRequest(task.sequence, task.nodes, task.depth) for task in tasks if task.nodes
         ]
+        started = time.perf_counter()
         proposals = iter(self._guard.propose(requests) if self._guard and requests else ())
-        return [
+        seconds = time.perf_counter() - started
+        parts = [
             self._part(task, next(proposals) if task.nodes else DraftProposal.empty())
             for task in tasks
         ]
+        return parts, seconds
 
     def _part(self, task: Task, proposal: DraftProposal) -> _Part:
         sequence, start = task.sequence, task.sequence.kv_len
         trunk = sequence.tokens[start : start + task.trunk]
         tree = (
             self._guard.graft(trunk, proposal, task.nodes, task.depth)
-            if self._guard
+            if self._guard and task.nodes
             else TokenTree.plain(trunk)
         )
-        return _Part(sequence, start, tree, proposal, task.final)
+        return _Part(sequence, start, tree, proposal, task.final, task.depth)
 
     def _verify(self, parts: list[_Part], output: TargetOutput) -> None:
         if parts:
@@ -254,21 +277,18 @@ class Engine:
 
     def _observe(self, parts: list[_Part], output: TargetOutput) -> None:
         if self._guard:
-            ends = np.cumsum([part.tree.size for part in parts]).tolist()
+            sizes = [part.tree.size for part in parts]
+            split = [torch.split(layer, sizes) for layer in output.features]
+            features = zip(*split, strict=True) if split else [()] * len(parts)
             observations = [
-                Observation(
-                    part.sequence,
-                    part.tree,
-                    part.start,
-                    part.check,
-                    tuple(layer[end - part.tree.size : end] for layer in output.features),
-                )
-                for part, end in zip(parts, ends, strict=True)
+                Observation(part.sequence, part.tree, part.start, part.check, own)
+                for part, own in zip(parts, features, strict=True)
             ]
             self._guard.observe(observations)
 
     def _retire(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
+        self.policy.forget(sequence.id)
         if self._guard:
             self._guard.forget(sequence.id)
 
@@ -288,6 +308,17 @@ class Engine:
             return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
         return TextStream(decode, prompt, params.stop)
+
+
+def _report(parts: Seq[_Part], draft_seconds: float, seconds: float) -> Step:
+    """What the policy learns of a step."""
+    return Step(
+        [Outcome(p.sequence, p.start, p.depth, p.tree, p.check) for p in parts if p.check],
+        rows=sum(part.tree.size for part in parts),
+        decodes=all(part.tree.trunk == 1 for part in parts),
+        draft_seconds=draft_seconds,
+        seconds=seconds,
+    )
 
 
 def _check_finite(parts: Seq[_Part], logits: Tensor) -> None:

@@ -59,6 +59,14 @@ Nodes = Annotated[
     int | None,
     option("Drafted tokens per text and step.", DRAFTS, show_default="as many as the depth"),
 ]
+PolicySpec = Annotated[
+    str | None,
+    option(
+        "fixed, table, table:TEXTS=DEPTH,... or goodput: how many drafts which text may have.",
+        DRAFTS,
+        show_default="goodput; fixed with --verify rejection or block",
+    ),
+]
 
 
 def check_writable(file: Path, what: str) -> None:

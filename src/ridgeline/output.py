@@ -61,6 +61,7 @@ def record(completion: Completion) -> dict[str, Any]:
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": len(completion.token_ids),
         "steps": speculation.steps,
+        "drafted_steps": speculation.drafted_steps,
         "drafted": speculation.drafted,
         "accepted": speculation.accepted,
         "seconds_to_first_token": completion.seconds_to_first_token,
@@ -100,4 +101,7 @@ def summary(completions: Sequence[Completion], seconds: float) -> str:
     if per_step and drafted:
         accepted = sum(completion.speculation.accepted for completion in completions)
         parts.append(f"{per_step:.2f} tokens per step, {accepted} of {drafted} drafts accepted")
+        counts = [completion.speculation for completion in completions]
+        steps = sum(count.drafted_steps for count in counts), sum(count.steps for count in counts)
+        parts.append("drafts in {} of {} steps".format(*steps))
     return "; ".join(parts)

@@ -57,9 +57,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, int]]:
     done: list[tuple[str, float, int]] = []
     original = measure.measure
 
-    def noted(loaded: Any, contender: Any, load: Any, *rest: Any) -> Any:
-        done.append((contender.drafter, load.temperature, load.batch))
-        return original(loaded, contender, load, *rest)
+    def noted(loaded: Any, pair: Any, load: Any, *rest: Any) -> Any:
+        done.append((pair[1].drafter, load.temperature, load.batch))
+        return original(loaded, pair, load, *rest)
 
     monkeypatch.setattr(measure, "measure", noted)
     return done
@@ -114,10 +114,13 @@ def test_the_same_command_goes_on_and_another_adds(
     assert "T = 0, batch 1" in again.stdout
     assert bench("--json", out, "--depth", 2, "--batch", 2).code == 0
     assert bench("--json", out, "--drafter", "none").code == 0
-    assert measured[1:] == [("ngram", 0.0, 2), ("none", 0.0, 1)]
+    assert bench("--json", out, "--policy", "table:2=1").code == 0
+    assert measured[1:] == [("ngram", 0.0, 2), ("none", 0.0, 1), ("ngram", 0.0, 1)]
     runs = json.loads(out.read_text())["runs"]
     assert runs[:1] == first
-    assert [run["options"]["depth"] for run in runs] == [5, 2, 5]
+    assert [run["options"]["depth"] for run in runs] == [5, 2, 5, 5]
+    assert [run["options"]["policy"] for run in runs] == [*["goodput"] * 3, "table:2=1"]
+    assert "table:2=1" in bench("--json", out).stdout
 
 
 def test_an_interrupted_command_keeps_what_is_finished(
@@ -246,7 +249,7 @@ def test_without_matplotlib(bench: Bench, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def run_of(drafter: str, **options: Any) -> report.Run:
-    settings = {"depth": 5, "nodes": 5, "confidence": 0.5}
+    settings = {"depth": 5, "nodes": 5, "confidence": 0.5, "policy": "goodput"}
     quantised = {"draft_dtype": "auto", "draft_quantize": "auto", "sha256": ""}
     return {"options": {"drafter": drafter, **settings, **quantised, **options}}
 

@@ -28,6 +28,7 @@ KEYS = {
     "prompt_tokens",
     "completion_tokens",
     "steps",
+    "drafted_steps",
     "drafted",
     "accepted",
     "seconds_to_first_token",
@@ -41,10 +42,10 @@ KEYS = {
 
 def test_json_lines_agree_with_the_api(run: Run, folder: Path) -> None:
     prompts = ["the other then", "in an onion, in an onion, in an"]
-    options = ["--drafter", "ngram", "--max-tokens", "12", "--logprobs", "2"]
+    options = ["--drafter", "ngram", "--policy", "fixed", "--max-tokens", "12", "--logprobs", "2"]
     result = run(*(part for p in prompts for part in ("--prompt", p)), *options, "--json")
     assert (result.code, result.stderr) == (0, "")
-    llm = LLM(folder, dtype="float32", drafter="ngram", kv_tokens=4096)
+    llm = LLM(folder, dtype="float32", drafter="ngram", kv_tokens=4096, policy="fixed")
     outputs = llm.generate(prompts, SamplingParams(max_tokens=12, logprobs=2))
     for fields, output in zip(result.records, outputs, strict=True):
         (expected,) = output.completions
@@ -55,6 +56,7 @@ def test_json_lines_agree_with_the_api(run: Run, folder: Path) -> None:
         assert fields["prompt_tokens"] == output.prompt_tokens
         assert fields["completion_tokens"] == len(expected.token_ids)
         assert fields["steps"] == expected.speculation.steps
+        assert fields["drafted_steps"] == expected.speculation.drafted_steps
         assert fields["drafted"] == expected.speculation.drafted
         assert fields["accepted"] == expected.speculation.accepted
         tokens_per_s = (fields["completion_tokens"] - 1) / fields["decode_seconds"]

@@ -27,6 +27,7 @@ from ridgeline.options import (
     Dtype,
     Model,
     Nodes,
+    PolicySpec,
     Quantize,
     Threads,
     check_writable,
@@ -66,6 +67,7 @@ def bench(
     depth: Depth = None,
     confidence: Confidence = None,
     nodes: Nodes = None,
+    policy: PolicySpec = None,
     temperature: Annotated[
         list[float] | None, option("Repeatable.", SAMPLING, show_default="0 and 1")
     ] = None,
@@ -130,6 +132,7 @@ def bench(
             depth,
             depth if nodes is None else nodes,
             EngineConfig.confidence if confidence is None else confidence,
+            EngineConfig(policy=policy).chosen_policy,
             draft_dtype,
             draft_quantize or "auto",
             digest(spec),
@@ -191,7 +194,7 @@ def _run(
 ) -> None:
     """Measures what the record lacks."""
     from ridgeline.bench.figures import figures_of
-    from ridgeline.bench.measure import measure, requests
+    from ridgeline.bench.measure import PLAIN, Contender, Round, measure, requests
     from ridgeline.bench.record import key
     from ridgeline.provenance import moment
 
@@ -203,8 +206,9 @@ def _run(
             options = key(contender, load)
             describe(f"{options['drafter']}, T = {load.temperature:g}, batch {load.batch}")
             about = {"options": options, **moment(), "load_average": os.getloadavg()}
+            pair = (Contender(PLAIN), contender)
             rounds = [
-                measure(loaded, contender, load, asked[load], number, advance)
+                Round(*measure(loaded, pair, load, asked[load], number, advance))
                 for number in range(repeat)
             ]
             record.add(about | {"memory": takes} | figures_of(rounds))

@@ -78,6 +78,7 @@ def _acceptance(texts: Sequence[Text]) -> dict[str, Any]:
         "reached": reached,
         "passed": passed,
         "steps": steps,
+        "drafted_steps": sum(count.drafted_steps for count in counts),
         "drafted": sum(count.drafted for count in counts),
         "accepted": sum(count.accepted for count in counts),
     }

@@ -1,9 +1,9 @@
-"""One drafter beside plain decoding, on the same loaded target, in turns.
+"""Drafters beside plain decoding, on the same loaded target, in turns.
 
 Every round has engines of its own, warmed up, so that a drafter that learns from what it has seen
 knows no answer of an earlier round. Within a round the prompts go through in groups of the batch's
 size; each group is written plainly and with drafts, one right after the other, and which comes
-first alternates. Whatever the machine does meanwhile, it does to both.
+first alternates. Whatever the machine does meanwhile, it does to all.
 
 Only steps that decode are counted: those that read prompts as well are left out.
 """
@@ -40,6 +40,7 @@ class Contender:
     depth: int = EngineConfig.depth
     nodes: int = EngineConfig.depth
     confidence: float = EngineConfig.confidence
+    policy: str = EngineConfig().chosen_policy
     draft_dtype: str = "auto"
     draft_quantize: str = "auto"
     sha256: str = ""
@@ -121,6 +122,7 @@ def engine_of(
         depth=contender.depth,
         nodes=contender.nodes,
         confidence=contender.confidence,
+        policy=contender.policy,
     )
 
 
@@ -160,26 +162,28 @@ def requests(prompts: Seq[Prompt], load: Load, seed: int) -> list[tuple[str, Req
 
 def measure(
     loaded: LoadedModel,
-    contender: Contender,
+    contenders: Seq[Contender],
     load: Load,
     asked: Seq[tuple[str, Request]],
     number: int,
     advance: Callable[[], None],
-) -> Round:
-    """Round `number`, from 0; `advance` is called after each group of each engine."""
+) -> list[Side]:
+    """Round `number`, from 0, of each contender; `advance` is called after each group of each.
+
+    Who comes first moves on by one from group to group and from round to round.
+    """
     longest = max(len(request.tokens) + request.params.max_tokens for _, request in asked)
     longest = max(longest, len(WARM_UP) + WARM_UP_TOKENS)
-    plain, drafted = (
-        engine_of(loaded, c, load.batch, longest) for c in (Contender(PLAIN), contender)
-    )
-    for llm in (plain, drafted):
+    engines = [engine_of(loaded, c, load.batch, longest) for c in contenders]
+    for llm in engines:
         _warm_up(llm, load)
-    sides = {plain: Side(), drafted: Side()}
+    sides = [Side() for _ in engines]
     for turn, start in enumerate(range(0, len(asked), load.batch), start=number):
-        for llm in (plain, drafted) if turn % 2 == 0 else (drafted, plain):
-            _write(llm, asked[start : start + load.batch], sides[llm])
+        for place in range(len(engines)):
+            at = (turn + place) % len(engines)
+            _write(engines[at], asked[start : start + load.batch], sides[at])
             advance()
-    return Round(sides[plain], sides[drafted])
+    return sides
 
 
 def _warm_up(llm: LLM, load: Load) -> None:

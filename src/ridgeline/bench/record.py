@@ -19,7 +19,7 @@ from ridgeline.bench.published import SOURCES, published
 from ridgeline.errors import ConfigError
 from ridgeline.provenance import portable
 
-FORMAT = "ridgeline bench 1"
+FORMAT = "ridgeline bench 2"
 LONGEST = 60
 
 

@@ -19,7 +19,7 @@ CELL = 5
 """Characters of the longest common figure, such as 1.25x."""
 NAMES = ("method", "here")
 """Columns that hold no figures."""
-SETTINGS = ("depth", "nodes", "confidence", "draft_dtype", "draft_quantize", "sha256")
+SETTINGS = ("depth", "nodes", "confidence", "policy", "draft_dtype", "draft_quantize", "sha256")
 
 Run = dict[str, Any]
 
@@ -88,12 +88,12 @@ def verdict(runs: Sequence[Run], exact: bool) -> str:
 
 
 def _drafters(names: Sequence[str], runs: Sequence[Run]) -> Table:
-    table = _table("", "depth", "nodes", "confidence", "weights", "cache per token")
+    table = _table("", "depth", "nodes", "confidence", "policy", "weights", "cache per token")
     for name, run in dict(zip(names, runs, strict=True)).items():
         o, memory = run["options"], run["memory"]
         table.add_row(
             Text(name),
-            *(str(o[setting]) for setting in ("depth", "nodes", "confidence")),
+            *(str(o[setting]) for setting in ("depth", "nodes", "confidence", "policy")),
             size(memory["weights"]),
             size(memory["kv_per_token"]),
         )

@@ -81,6 +81,11 @@ class Speculation:
             self.passed[depth] += depth + 1 < len(path)
 
     @property
+    def drafted_steps(self) -> int:
+        """Decode steps in which anything was drafted."""
+        return self.reached[0] if self.reached else 0
+
+    @property
     def acceptance_by_position(self) -> list[float]:
         """Share of drafts accepted at depth 1, 2, ..., given that all before were."""
         return [p / r for p, r in zip(self.passed, self.reached, strict=True)]

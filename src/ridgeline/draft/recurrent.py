@@ -18,7 +18,7 @@ anew from the target's hidden states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,8 +35,9 @@ from ridgeline.draft.paged_head import PagedHead, paged_head
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import quantized_bits
 
-MOST_WAITING = 64
-"""Hidden states of a sequence that may wait for the next draft before its entries are computed."""
+MOST_WAITING = 1024
+"""Hidden states of a sequence that may wait for the next draft before its entries are computed:
+where nothing is drafted meanwhile they cost memory alone."""
 
 
 @dataclass
@@ -49,6 +50,10 @@ class _Known:
     """[P,H]: the target's hidden states of `token`, the token after it, ..."""
     modules: Tensor
     """[n-1,H]: those that all modules but the last gave for `token`; zeros where unknown"""
+    later: list[tuple[Tensor, ...]] = field(default_factory=list)
+    """of the tokens after those of `target`, as the target gave them: by step, and by layer"""
+    count: int = 0
+    """tokens whose states are in `target` or `later`"""
 
 
 class RecurrentDrafter:
@@ -105,14 +110,14 @@ class RecurrentDrafter:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Takes the target's hidden states of the accepted path; computes prompts' entries."""
-        long = []
-        for observed in observations:
-            sequence = observed.sequence
-            if sequence.finish_reason is not None:
-                continue
-            self._take(observed)
-            if observed.tree.trunk > 1 or len(self._known[sequence.id].target) > MOST_WAITING:
-                long.append(sequence)
+        plain = all(observed.tree.size == 1 for observed in observations)
+        running = [o for o in observations if o.sequence.finish_reason is None]
+        for observed in running:
+            self._take(observed, plain)
+        long = [observed.sequence for observed in running if observed.tree.trunk > 1]
+        if not long and running:  # of those that wait, one a step, so that none takes long
+            most = max(running, key=lambda o: self._known[o.sequence.id].count).sequence
+            long = [most] if self._known[most.id].count > MOST_WAITING else []
         # Slots exist for tokens whose keys the target holds: the entries of the others wait.
         held = [max(sequence.draft_len, 1) for sequence in long]
         long = [s for s, first in zip(long, held, strict=True) if s.kv_len > first]
@@ -128,26 +133,44 @@ class RecurrentDrafter:
         known, last = self._known.get(sequence.id), len(sequence.tokens) - 1
         if known is None or last < len(self._heads):
             return False
-        return known.token == _before(sequence) and known.token + len(known.target) == last
+        return known.token == _before(sequence) and known.token + known.count == last
 
-    def _take(self, observed: Observation) -> None:
-        sequence, tree = observed.sequence, observed.tree
-        nodes = np.arange(tree.trunk)
-        if observed.check is not None:
-            nodes = np.concatenate([nodes, observed.check.path[1:]])
-        at = torch.from_numpy(nodes).to(self._heads[0].device)
-        features = torch.cat([layer[at] for layer in observed.features], -1)
-        hidden = self._heads[0].hidden_from(features)
+    def _take(self, observed: Observation, plain: bool) -> None:
+        """`plain`: all sequences had a single node, and what is kept keeps no rows of others."""
+        sequence, tree, features = observed.sequence, observed.tree, observed.features
+        if not plain:
+            nodes = np.arange(tree.trunk)
+            if observed.check is not None:
+                nodes = np.concatenate([nodes, observed.check.path[1:]])
+            at = torch.from_numpy(nodes).to(self._heads[0].device)
+            features = tuple(layer.index_select(0, at) for layer in features)
         token = _before(sequence)
         known = self._known.get(sequence.id)
-        if known and known.token == token and token + len(known.target) == observed.start:
-            known.target = torch.cat([known.target, hidden])
+        if known and known.token == token and token + known.count == observed.start:
+            known.later.append(features)
+            known.count += len(features[0])
             return
         # The first of a text, or after a shared prefix: the hidden states before are not known.
+        hidden = self._hidden([features])
         before = hidden.new_zeros(max(observed.start - token, 0), hidden.shape[1])
-        after = hidden[max(token - observed.start, 0) :]
+        target = torch.cat([before, hidden[max(token - observed.start, 0) :]])
         modules = hidden.new_zeros(len(self._heads) - 1, hidden.shape[1])
-        self._known[sequence.id] = _Known(token, torch.cat([before, after]), modules)
+        self._known[sequence.id] = _Known(token, target, modules, count=len(target))
+
+    def _hidden(self, steps: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        """[T,H] of the features of so many tokens."""
+        layers = [torch.cat(layer) for layer in zip(*steps, strict=True)]
+        return self._heads[0].hidden_from(torch.cat(layers, -1))
+
+    def _settle(self, known: Sequence[_Known]) -> None:
+        """Makes hidden states of what came later, of all sequences together."""
+        waiting = [k for k in known if k.later]
+        if not waiting:
+            return
+        sizes = [k.count - len(k.target) for k in waiting]
+        hidden = self._hidden([step for k in waiting for step in k.later])
+        for k, later in zip(waiting, torch.split(hidden, sizes), strict=True):
+            k.target, k.later = torch.cat([k.target, later]), []
 
     def _feed(
         self, sequences: Sequence[TokenSequence], ends: Sequence[int], logits: bool = True
@@ -159,6 +182,7 @@ class RecurrentDrafter:
             them, [A,n,H]; of no meaning without `logits`.
         """
         known = [self._known[sequence.id] for sequence in sequences]
+        self._settle(known)
         firsts = [k.token + 1 for k in known]
         inputs = [
             k.target[: end - first] for k, first, end in zip(known, firsts, ends, strict=True)
@@ -191,7 +215,7 @@ class RecurrentDrafter:
             sequences, known, ends, torch.stack(outputs, 1), strict=True
         ):
             k.target = k.target[end - k.token - 1 :]
-            k.token, k.modules = end - 1, last[:-1]
+            k.token, k.modules, k.count = end - 1, last[:-1], len(k.target)
             sequence.draft_len = end
         return predicted, _below(0, outputs)
 

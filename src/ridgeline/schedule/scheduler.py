@@ -178,7 +178,8 @@ class Scheduler:
 
     def _allot_drafts(self, tasks: list[Task], tokens_left: int) -> list[Task]:
         decoding = [i for i, t in enumerate(tasks) if t.final and t.sequence.output_len]
-        budgets = self._policy.budget([tasks[i].sequence for i in decoding], tokens_left)
+        sequences, trunks = [tasks[i].sequence for i in decoding], sum(t.trunk for t in tasks)
+        budgets = self._policy.budget(sequences, trunks, tokens_left)
         for i, (nodes, depth) in zip(decoding, budgets, strict=True):
             sequence = tasks[i].sequence
             # The step emits one token more than it accepts, and none may lie beyond the limit.

@@ -1,0 +1,181 @@
+"""Drafts where they raise the tokens per second of the whole batch, and nowhere else.
+
+Source: SmartSpec (Liu et al., arXiv 2406.14066): of all ways to speculate, none included, take the
+one with the most expected tokens over expected time. docs/policy.md says how they are estimated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.core.sequence import Sequence as TokenSequence
+from ridgeline.schedule.acceptance import Acceptance
+from ridgeline.schedule.allocation import Floats, Ints, Prospect
+from ridgeline.schedule.cost import Cost, DraftCost, LearnedCost
+from ridgeline.schedule.policy import Budget, Outcome, Step, nodes_for
+
+SAMPLES = 2
+"""Steps without drafts that must have been measured before any is compared with them, and steps
+with all drafts that may be made for the sake of being measured, once for a power of two of
+sequences."""
+PROBE_SHARE = 0.01
+"""Share of the time that may go into drafts that are not expected to pay."""
+SAVED_STEPS = 100
+"""Steps whose share may be saved up for one probe."""
+REVIEW = 8
+"""Steps for which a plan stands while the same sequences run: estimates move slowly."""
+HORIZON = 32
+"""Steps over which the cost of catching up after a pause is spread."""
+
+
+class GoodputPolicy:
+    """Allots each step the drafts of the highest expected rate, and a probe now and then."""
+
+    def __init__(self, nodes: int, depth: int, guess: Cost, *, draft_layers: bool) -> None:
+        """At most `nodes` and `depth` a sequence; a shallower tree has fewer nodes in proportion.
+
+        Args:
+            nodes: of one sequence, 1 or more.
+            depth: likewise.
+            guess: the shape of the cost of a step; its scale is learnt.
+            draft_layers: whether the drafter keeps keys and values, which lag behind in a pause.
+        """
+        depth = min(nodes, depth)
+        self._most = Budget(nodes, depth)
+        self._sizes = np.array([nodes_for(nodes, depth, d) for d in range(depth + 1)])
+        self._acceptance = Acceptance(np.diff(self._sizes).tolist())
+        self._cost = LearnedCost(guess)
+        self._draft_cost = DraftCost()
+        self._draft_layers = draft_layers
+        self._now = 0
+        self._whole: Counter[int] = Counter()  # steps with all drafts, by the bits of sequences
+        self._asked: dict[int, int] = {}  # sequence: the step in which it was last drafted for
+        self._saved = 0.0  # seconds for probes
+        self._lag = 0  # tokens that the drafts of this step must catch up with
+        self._situation: tuple[list[int], int, int] = ([], 0, 0)  # that was planned for ...
+        self._depths: list[int] = []  # ... what the plan says, probes aside ...
+        self._review = 0  # ... and the step from which on another is made
+
+    def budget(
+        self, sequences: Sequence[TokenSequence], trunks: int, tokens_left: int
+    ) -> list[Budget]:
+        """See `Policy.budget`."""
+        n, self._lag = len(sequences), 0
+        if tokens_left < self._sizes[1] or not n or self._cost.count(n, n, self._now) < SAMPLES:
+            return [Budget(0, 0)] * n
+        situation = ([sequence.id for sequence in sequences], trunks, tokens_left)
+        if self._whole[n.bit_length()] < SAMPLES:
+            self._whole[n.bit_length()] += 1
+            depths = [self._most.depth] * n if tokens_left >= n * self._most.nodes else [0] * n
+        elif situation != self._situation or self._now >= self._review:
+            self._situation, self._review = situation, self._now + REVIEW
+            self._depths, depths = self._plan(sequences, trunks, tokens_left)
+        else:
+            depths = self._depths
+        self._lag = sum(self._lag_of(s) for s, d in zip(sequences, depths, strict=True) if d)
+        return [Budget(int(self._sizes[depth]), depth) for depth in depths]
+
+    def observe(self, step: Step) -> None:
+        """See `Policy.observe`."""
+        self._now += 1
+        drafted = [outcome for outcome in step.outcomes if outcome.depth]
+        if drafted:
+            for outcome in drafted:
+                self._learn_acceptance(outcome)
+            depths = [outcome.depth for outcome in drafted]
+            self._draft_cost.add(max(depths), sum(depths), self._lag, step.draft_seconds, self._now)
+        if step.decodes:
+            n = len(step.outcomes)
+            context = sum(outcome.start for outcome in step.outcomes) // n
+            seconds = step.seconds - step.draft_seconds
+            self._cost.add(step.rows, n, context, seconds, self._now)
+            share = PROBE_SHARE * step.seconds
+            self._saved = min(self._saved + share, SAVED_STEPS * share)
+
+    def forget(self, sequence_id: int) -> None:
+        """See `Policy.forget`."""
+        self._acceptance.forget(sequence_id)
+        self._asked.pop(sequence_id, None)
+
+    def _plan(
+        self, sequences: Sequence[TokenSequence], trunks: int, tokens_left: int
+    ) -> tuple[list[int], list[int]]:
+        """Depths for each sequence, and the same with this step's probes."""
+        lags = np.array([self._lag_of(sequence) for sequence in sequences])
+        prospect = self._prospect(sequences, lags, trunks, tokens_left)
+        depths = prospect.best(tokens_left)
+        probed = depths.copy()
+        left = tokens_left - int(self._sizes[depths].sum())
+        self._probe([sequence.id for sequence in sequences], prospect, probed, lags, left)
+        return depths.tolist(), probed.tolist()
+
+    def _lag_of(self, sequence: TokenSequence) -> int:
+        """Tokens that the drafter's layers lack, beside what a step with drafts may leave out."""
+        if not self._draft_layers:
+            return 0
+        return max(0, len(sequence.tokens) - sequence.draft_len - len(self._sizes))
+
+    def _prospect(
+        self, sequences: Sequence[TokenSequence], lags: Ints, trunks: int, tokens_left: int
+    ) -> Prospect:
+        n = len(sequences)
+        survival = self._acceptance.survival([sequence.id for sequence in sequences])
+        context = sum(sequence.kv_len for sequence in sequences) // n
+        most = min(tokens_left, n * int(self._sizes[-1]))
+        rows, seconds = self._cost.between(trunks, trunks + most, n, context, self._now)
+        catch_up = np.zeros(n)
+        if lags.any():
+            left = np.array([sequence.limit - len(sequence.tokens) for sequence in sequences])
+            catch_up = lags * self._draft_cost.catching_up(self._now) / np.clip(left, 1, HORIZON)
+        return Prospect(
+            survival.gain,
+            survival.nodes,
+            self._sizes,
+            catch_up,
+            rows - trunks,
+            seconds,
+            self._draft_cost,
+            self._now,
+        )
+
+    def _probe(
+        self, ids: Sequence[int], prospect: Prospect, depths: Ints, lags: Ints, left: int
+    ) -> None:
+        """Lets sequences that are to have no drafts have one level, as far as the savings go.
+
+        Of those that can be paid for the one that waited longest comes first. What a probe costs is
+        its time less the worth of the tokens that it is expected to bring.
+        """
+        catch_up = lags * self._draft_cost.catching_up(self._now)
+        waited = np.array([self._now - self._asked.get(i, -math.inf) for i in ids])
+        while left >= self._sizes[1] and not depths.all():
+            before = prospect.time(depths)
+            more = depths.copy()
+            more[int(np.argmin(depths))] = 1
+            tokens = len(ids) + _gained(prospect.gain, depths)
+            worth = prospect.gain[:, 0] * before / tokens
+            price = np.maximum(prospect.time(more) - before + catch_up - worth, 0.0)
+            open_ = (depths == 0) & (price <= self._saved)
+            if not open_.any():
+                return
+            chosen = int(np.argmax(np.where(open_, waited, -1)))
+            depths[chosen] = 1
+            self._saved -= float(price[chosen])
+            left -= int(self._sizes[1])
+
+    def _learn_acceptance(self, outcome: Outcome) -> None:
+        tree, path = outcome.tree, outcome.check.path
+        passed = len(path) - 1
+        reached = passed + bool(tree.children(int(path[-1])))
+        nodes = np.bincount(tree.depth[tree.trunk :] - tree.root)[1:].tolist()
+        self._acceptance.add(outcome.sequence.id, outcome.depth, reached, passed, nodes)
+        self._asked[outcome.sequence.id] = self._now
+
+
+def _gained(gain: Floats, depths: Ints) -> float:
+    """Tokens that drafts of these depths are expected to add."""
+    return float(gain[np.arange(gain.shape[1]) < depths[:, None]].sum())
