@@ -85,7 +85,7 @@ def main() -> None:
     prompts = [json.loads(line)["prompt"] for line in lines[: args.prompts]]
     loaded, results = load_model(args.model, args.dtype), []
     for drafter in args.drafters:
-        llm = LLM(loaded, drafter=drafter, draft_dtype=args.dtype, depth=args.depth)
+        llm = LLM(loaded, drafter=drafter, draft_dtype=args.dtype, depth=args.depth, policy="fixed")
         for temperature in args.temperature:
             params = SamplingParams(temperature=temperature, seed=0, max_tokens=args.tokens)
             name = drafter.partition(":")[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ridgeline import LLM
 from ridgeline.bench.figures import figures_of
-from ridgeline.bench.measure import Contender, Load, measure, requests
+from ridgeline.bench.measure import PLAIN, Contender, Load, Round, measure, requests
 from ridgeline.bench.prompts import SHIPPED, Prompt, encode, read_prompts
 from ridgeline.engine import BLOCK_SIZE
 from ridgeline.model.device import choose_device
@@ -105,8 +105,8 @@ def measured_run(
     loaded: LoadedModel, contender: Contender, load: Load, prompts: list[Prompt], rounds: int
 ) -> dict[str, Any]:
     """The figures of one drafter under one load, as `ridgeline bench` has them."""
-    asked = requests(prompts, load, seed=0)
-    found = [measure(loaded, contender, load, asked, n, lambda: None) for n in range(rounds)]
+    asked, pair = requests(prompts, load, seed=0), (Contender(PLAIN), contender)
+    found = [Round(*measure(loaded, pair, load, asked, n, lambda: None)) for n in range(rounds)]
     return figures_of(found) | {"options": asdict(contender)}
 
 
@@ -121,7 +121,7 @@ def speed_rows(
         for batch in args.batches:
             load = Load(0.0, batch)
             for depth in depths:
-                contender = Contender(planned.spec, depth=depth, nodes=depth)
+                contender = Contender(planned.spec, depth=depth, nodes=depth, policy="fixed")
                 run = partial(measured_run, loaded, contender, load, prompts, args.rounds)
                 name = f"{planned.label} depth {depth} batch {batch}"
                 runs[planned.spec, batch, depth] = record.once(name, run)

@@ -389,9 +389,9 @@ def test_a_drafter_that_is_never_right_is_hardly_asked() -> None:
     asked = llm.drafter.asked  # type: ignore[union-attr]
     assert asked
     figures = [llm.generate([p], LONG)[0].completions[0].speculation for p in PROMPTS]
-    for count in figures:
-        assert count.accepted == 0
-        assert count.drafted_steps < count.steps / 2
+    for found in figures:
+        assert found.accepted == 0
+        assert found.drafted_steps < found.steps / 2
 
 
 @pytest.mark.parametrize("policy", ["table:1=4,2=1", "goodput"])

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import torch
 
 from ridgeline.bench.figures import figures_of
-from ridgeline.bench.measure import Contender, Load, measure, requests
+from ridgeline.bench.measure import PLAIN, Contender, Load, Round, measure, requests
 from ridgeline.bench.prompts import SHIPPED, Prompt, encode, read_prompts
 from ridgeline.llm import LLM
 from ridgeline.model.load import LoadedModel
@@ -64,8 +64,9 @@ def measured_acceptance(
     Raises:
         RidgelineError: see `LLM`.
     """
-    contender, load = Contender(spec, depth=depth, nodes=depth), Load(0.0, 1)
+    contender, load = Contender(spec, depth=depth, nodes=depth, policy="fixed"), Load(0.0, 1)
     asked = requests(prompts, load, seed=0)
     with torch.inference_mode():
-        found = figures_of([measure(loaded, contender, load, asked, 0, lambda: None)])
+        sides = measure(loaded, (Contender(PLAIN), contender), load, asked, 0, lambda: None)
+    found = figures_of([Round(*sides)])
     return of_run({**found, "options": asdict(contender)})

@@ -40,6 +40,7 @@ class Options:
         """
         return EngineConfig(
             verify=rule,
+            policy="fixed",  # drafts that do not pay are put to the proof as well
             depth=self.depth,
             nodes=self.nodes,
             confidence=self.confidence,
