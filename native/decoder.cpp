@@ -24,11 +24,24 @@ void project(Rows& x, std::initializer_list<std::pair<const SharedWeights*, Rows
   multiply(x, products, count);
 }
 
+// A row of `Rows`, normed where there is a weight for it.
+void normalised(const float* from, const Vector& weight, float eps, float* to, int width) {
+  if (weight.empty())
+    std::memcpy(to, from, width * sizeof(float));
+  else
+    kernels().rms_norm(from, weight.data(), eps, to, width);
+}
+
 }  // namespace
 
 void Decoder::finish(Vector norm, SharedWeights head) {
   norm_ = std::move(norm);
   head_ = std::move(head);
+}
+
+int Decoder::embedding() const {
+  if (!entrance_) return shape_.hidden;
+  return (entrance_->project ? entrance_->project->inputs() : shape_.input) - shape_.hidden;
 }
 
 template <class Task>
@@ -41,15 +54,10 @@ void Decoder::forward(const Pass& pass) {
   const Kernels& k = kernels();
   const int rows = pass.rows, hidden = shape_.hidden, dim = shape_.dim;
   locate(pass);
-  hidden_.resize(rows, hidden);
-  for (int i = 0; i < rows; i++)
-    std::memcpy(hidden_.row(i), pass.embeddings + size_t(i) * hidden, hidden * sizeof(float));
+  enter(pass);
 
   const auto norm_row = [&](const Vector& weight, int from, float* to) {
-    if (weight.empty())
-      std::memcpy(to, hidden_.row(from), hidden * sizeof(float));
-    else
-      k.rms_norm(hidden_.row(from), weight.data(), shape_.eps, to, hidden);
+    normalised(hidden_.row(from), weight, shape_.eps, to, hidden);
   };
   const auto normalise = [&](const Vector& weight) {
     normed_.resize(rows, hidden);
@@ -70,15 +78,9 @@ void Decoder::forward(const Pass& pass) {
   for (size_t index = 0; index < layers_.size(); index++) {
     const DecoderLayer& layer = layers_[index];
     keep_feature(pass.features[index], hidden_);
-    if (index == 0 && pass.inputs) {
-      normed_.resize(rows, shape_.input);
-      for (int i = 0; i < rows; i++)
-        std::memcpy(normed_.row(i), pass.inputs + size_t(i) * shape_.input,
-                    shape_.input * sizeof(float));
-    } else {
-      normalise(layer.attention_norm);
-    }
-    project(normed_, {{&layer.query, &query_}, {&layer.key, &key_}, {&layer.value, &value_}});
+    const bool reads_both = index == 0 && entrance_ && !entrance_->project;
+    if (!reads_both) normalise(layer.attention_norm);
+    project(reads_both ? both_ : normed_, {{&layer.query, &query_}, {&layer.key, &key_}, {&layer.value, &value_}});
     each_row(rows, [&](int i) {
       for (int h = 0; h < shape_.heads; h++) {
         float* head = query_.row(i) + h * dim;
@@ -120,6 +122,30 @@ void Decoder::forward(const Pass& pass) {
   each_row(pass.kept, [&](int i) { norm_row(norm_, int(pass.keep[i]), kept_.row(i)); });
   const Product product{head_.get(), {Type::f32, pass.logits, head_->outputs()}};
   multiply(kept_, &product, 1);
+}
+
+// What the first layer's residual starts from, to `hidden_`; for draft heads also `both_`, what the
+// embedding and the hidden state become side by side.
+void Decoder::enter(const Pass& pass) {
+  const int rows = pass.rows, hidden = shape_.hidden, width = embedding();
+  const auto take = [&](Rows& to, const float* from) {
+    for (int i = 0; i < rows; i++)
+      std::memcpy(to.row(i), from + size_t(i) * to.width(), to.width() * sizeof(float));
+  };
+  hidden_.resize(rows, hidden);
+  take(hidden_, entrance_ ? pass.states : pass.embeddings);
+  if (!entrance_) return;
+  const Entrance& e = *entrance_;
+  added_.resize(rows, width);
+  take(added_, pass.embeddings);
+  both_.resize(rows, width + hidden);
+  each_row(rows, [&](int i) {
+    normalised(added_.row(i), e.embedding_norm, shape_.eps, both_.row(i), width);
+    normalised(hidden_.row(i), e.feature_norm, shape_.eps, both_.row(i) + width, hidden);
+    if (!e.project && e.residual_normed)
+      std::memcpy(hidden_.row(i), both_.row(i) + width, hidden * sizeof(float));
+  });
+  if (e.project) project(both_, {{&e.project, &hidden_}});
 }
 
 // What all layers share: each row's slot, its rotation, and where positions beyond its span's

@@ -16,7 +16,7 @@ using SharedWeights = std::shared_ptr<const Weights>;
 
 struct DecoderShape {
   int hidden, heads, kv_heads, dim;
-  int input;  // what the first layer's attention reads: hidden, unless a pass brings `inputs`
+  int input;  // what the first layer's attention reads: hidden, unless an entrance gives both
   float eps;
   Vector inverse_frequencies;  // [dim / 2]
   float rotary_scale;          // of sines and cosines
@@ -27,6 +27,13 @@ struct DecoderLayer {
   Vector query_norm, key_norm;      // [dim], or empty
   SharedWeights query, key, value, output, gate, up, down;
   int window;  // positions that a token sees, itself included; 0: all
+};
+
+// What stands before the layer of a draft head: it reads a token's embedding and a hidden state.
+struct Entrance {
+  Vector embedding_norm, feature_norm;  // may be empty: no norm
+  SharedWeights project;  // of both to where the residual starts; null: attention reads both
+  bool residual_normed;   // without `project`: whether the residual starts normed
 };
 
 // One sequence's part of a pass: its rows follow the previous sequence's. Of `size` rows the first
@@ -45,8 +52,8 @@ struct LayerCache {
 };
 
 struct Pass {
-  const float* embeddings;  // [rows, hidden]
-  const float* inputs;      // [rows, input]: what the first layer's attention reads; or null
+  const float* embeddings;  // [rows, embedding]
+  const float* states;      // [rows, hidden]: of a decoder with an entrance; else null
   const int64_t* positions; // [rows]
   const Span* spans;
   int span_count;
@@ -65,6 +72,7 @@ class Decoder {
  public:
   explicit Decoder(DecoderShape shape) : shape_(std::move(shape)) {}
   void add_layer(DecoderLayer layer) { layers_.push_back(std::move(layer)); }
+  void enter_by(Entrance entrance) { entrance_ = std::make_unique<Entrance>(std::move(entrance)); }
   void finish(Vector norm, SharedWeights head);
 
   const DecoderShape& shape() const { return shape_; }
@@ -72,6 +80,8 @@ class Decoder {
   bool finished() const { return head_ != nullptr; }
   const Weights& head() const { return *head_; }
   int inputs(size_t layer) const { return layer ? shape_.hidden : shape_.input; }
+  bool has_entrance() const { return entrance_ != nullptr; }
+  int embedding() const;  // width of an embedding
 
   void forward(const Pass& pass);
 
@@ -81,6 +91,7 @@ class Decoder {
     int row, rows, head;
   };
 
+  void enter(const Pass& pass);
   void locate(const Pass& pass);
   void rotate(float* head, int row) const;
   void attend(const Pass& pass, const DecoderLayer& layer, const LayerCache& cache);
@@ -90,11 +101,12 @@ class Decoder {
 
   DecoderShape shape_;
   std::vector<DecoderLayer> layers_;
+  std::unique_ptr<const Entrance> entrance_;
   Vector norm_;  // may be empty: no norm
   SharedWeights head_;
 
   std::mutex turn_;  // the rows below are one pass's
-  Rows hidden_, normed_, query_, key_, value_, mixed_, added_, gate_, up_, kept_;
+  Rows both_, hidden_, normed_, query_, key_, value_, mixed_, added_, gate_, up_, kept_;
   std::vector<float> cosines_, sines_;  // [rows, dim / 2]
   std::vector<int> positions_;
   std::vector<std::vector<int64_t>> own_;  // [rows]

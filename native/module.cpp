@@ -214,16 +214,29 @@ void add_layer(Decoder& self, const Array<float>& attention_norm, const Array<fl
                   weights[1], weights[2], weights[3], weights[4], weights[5], weights[6], window});
 }
 
+void enter_by(Decoder& self, const Array<float>& embedding_norm, const Array<float>& feature_norm,
+              const std::shared_ptr<Weights>& project, bool residual_normed) {
+  const int hidden = self.shape().hidden, input = self.shape().input;
+  require(!self.finished(), "the decoder has its head: no entrance can follow");
+  require(project ? project->outputs() == hidden && project->inputs() > hidden && input == hidden
+                  : input > hidden,
+          "an entrance needs a matrix from both its inputs to the hidden size, or a first layer that "
+          "reads both");
+  const int width = (project ? project->inputs() : input) - hidden;
+  self.enter_by({optional_vector(embedding_norm, width), optional_vector(feature_norm, hidden),
+                 project, residual_normed});
+}
+
 void finish(Decoder& self, const Array<float>& norm, const std::shared_ptr<Weights>& head) {
   require(head != nullptr, "a decoder needs a head");
   require(head->inputs() == self.shape().hidden, "the head's inputs are not the hidden size");
   self.finish(optional_vector(norm, self.shape().hidden), head);
 }
 
-// caches: addresses of keys, then of values, of each layer; features: addresses or 0; inputs: an
-// address, or 0 for those computed from the embeddings.
-void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintptr_t inputs,
-             int64_t inputs_size,
+// caches: addresses of keys, then of values, of each layer; features: addresses or 0; states: an
+// address if the decoder has an entrance, else 0.
+void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintptr_t states,
+             int64_t states_size,
              const Array<int64_t>& positions,
              const Array<int32_t>& sizes, const Array<int32_t>& trunks,
              const Array<int64_t>& kv_lens, const Array<int64_t>& slots,
@@ -235,12 +248,12 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintp
   require(rows >= 1 && rows <= size_t(kMaxSide) && parents.size() == rows &&
               trunks.size() == count && kv_lens.size() == count,
           "the arrays of a pass have different lengths");
-  require(embeddings_size == int64_t(rows) * self.shape().hidden &&
+  require(embeddings_size == int64_t(rows) * self.embedding() &&
               logits_size == int64_t(keep.size()) * self.head().outputs(),
           "a pass needs an embedding a row and logits for every kept row");
-  require(inputs ? inputs_size == int64_t(rows) * self.shape().input
-                 : self.shape().input == self.shape().hidden,
-          "a pass needs inputs of the first layer as wide as it reads");
+  require(self.has_entrance() ? states && states_size == int64_t(rows) * self.shape().hidden
+                              : !states && self.shape().input == self.shape().hidden,
+          "a pass needs a hidden state a row where the decoder has an entrance, and only there");
   require(caches.size() == 2 * layers && features.size() == layers + 2,
           "a pass needs keys and values of every layer, and two feature addresses more than layers");
   const Type type = checked_type(cache_type, 3);
@@ -286,7 +299,7 @@ void forward(Decoder& self, uintptr_t embeddings, int64_t embeddings_size, uintp
         static_cast<float*>(optional_address(uintptr_t(features.data()[i]), sizeof(float))));
   Pass pass;
   pass.embeddings = static_cast<const float*>(checked_address(embeddings, sizeof(float)));
-  pass.inputs = static_cast<const float*>(optional_address(inputs, sizeof(float)));
+  pass.states = static_cast<const float*>(optional_address(states, sizeof(float)));
   pass.positions = positions.data();
   pass.spans = spans.data();
   pass.span_count = int(count);
@@ -352,9 +365,11 @@ NB_MODULE(_native, m) {
            "inverse_frequencies"_a, "rotary_scale"_a)
       .def("add_layer", add_layer, "attention_norm"_a, "mlp_norm"_a, "query_norm"_a, "key_norm"_a,
            "weights"_a, "window"_a)
+      .def("enter_by", enter_by, "embedding_norm"_a, "feature_norm"_a, "project"_a.none(),
+           "residual_normed"_a, "Read a token's embedding and a hidden state, as draft heads do")
       .def("finish", finish, "norm"_a, "head"_a)
       .def("forward", forward, "embeddings"_a, "embeddings_size"_a,
-           "inputs"_a, "inputs_size"_a, "positions"_a, "sizes"_a, "trunks"_a, "kv_lens"_a,
+           "states"_a, "states_size"_a, "positions"_a, "sizes"_a, "trunks"_a, "kv_lens"_a,
            "slots"_a, "parents"_a, "caches"_a, "cache_type"_a, "cache_slots"_a, "keep"_a,
            "logits"_a, "logits_size"_a, "features"_a);
   m.def("set_threads", set_threads, "threads"_a, release(), "Size the pool of threads");

@@ -299,13 +299,15 @@ def test_the_extension_refuses_what_would_crash_it() -> None:
         made.add_layer(none, np.ones(32, np.float32), none, none, [None] * 7, 0)
     with pytest.raises((ValueError, TypeError)):
         made.finish(none, None)
+    with pytest.raises(ValueError, match="a first layer that reads both"):
+        made.enter_by(none, none, None, False)
     ints, longs = np.zeros(1, np.int32), np.zeros(1, np.int64)
     space = torch.zeros(64)
     call = {
         "embeddings": space.data_ptr(),
         "embeddings_size": 32,
-        "inputs": 0,
-        "inputs_size": 0,
+        "states": 0,
+        "states_size": 0,
         "positions": longs,
         "sizes": ints + 1,
         "trunks": ints + 1,
@@ -326,6 +328,8 @@ def test_the_extension_refuses_what_would_crash_it() -> None:
     head = native_module().dense(native_module().F32, weights.data_ptr(), 32, 0, 16, 32)
     made.finish(none, head)
     made.forward(**call)
+    with pytest.raises(ValueError, match="a hidden state a row"):
+        made.forward(**call | {"states": space.data_ptr(), "states_size": 32})
     with pytest.raises(ValueError, match="not aligned"):
         made.forward(**call | {"features": np.array([space.data_ptr() + 1, 0])})
     two = {

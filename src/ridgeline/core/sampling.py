@@ -138,9 +138,9 @@ class Drafts:
     """What `draw_drafts` found to follow K nodes."""
 
     tokens: Tensor
-    """i64[K,C], the likeliest first; drawn ones in draw order"""
+    """i64[K,C] on the CPU, the likeliest first; drawn ones in draw order"""
     scores: Tensor
-    """f64[K,C]: log-probabilities among these C, noise included; -inf: there are no more tokens"""
+    """f64[K,C] on the CPU: log-probabilities among these C, noise included; -inf: no more tokens"""
     q: Tensor | None
     """f32[K,V]: what the tokens were drawn from, without replacement; None: point masses"""
 
@@ -178,26 +178,31 @@ def draw_drafts(
     else:
         processed = logits[:, :vocab_size]
     shape, device = (len(logits), min(count, processed.shape[1])), logits.device
-    tokens = torch.empty(shape, dtype=torch.int64, device=device)
-    scores = torch.empty(shape, dtype=torch.float64, device=device)
+    # Small arrays: each of torch's operators would take longer than the sums themselves.
+    tokens, scores = np.empty(shape, np.int64), np.empty(shape, np.float64)
     q = None if coupled else processed.softmax(1)
     if not sampled.all():
         greedy = torch.from_numpy(np.flatnonzero(~sampled)).to(device)
         best = (processed[greedy] if sampled.any() else processed).topk(shape[1])
-        tokens[greedy], scores[greedy] = best.indices, best.values.double()
+        tokens[~sampled] = best.indices.numpy(force=True)
+        scores[~sampled] = best.values.numpy(force=True)
         if q is not None:
             q[greedy] = F.one_hot(best.indices[:, 0], vocab_size).float()
     if sampled.any():
         drawn = torch.from_numpy(np.flatnonzero(sampled)).to(device)
         keys = noise_keys(rows, Stream.TARGET if coupled else Stream.DRAFT)[sampled]
-        tokens[drawn], scores[drawn] = gumbel_top(
+        found, noisy = gumbel_top(
             processed if sampled.all() else processed[drawn],
             torch.from_numpy(keys).to(device),
             shape[1],
             1 if coupled else None,
         )
-    log_q = scores - scores.logsumexp(1, keepdim=True)
-    return Drafts(tokens if ids is None else ids[tokens], log_q, q)
+        tokens[sampled], scores[sampled] = found.numpy(force=True), noisy.numpy(force=True)
+    with np.errstate(invalid="ignore"):  # nothing may follow a row of -inf
+        scores -= np.logaddexp.reduce(scores, axis=1, keepdims=True)
+    if ids is not None:
+        tokens = ids.numpy(force=True)[tokens]
+    return Drafts(torch.from_numpy(tokens), torch.from_numpy(scores), q)
 
 
 def _widened(logits: Tensor, vocab_size: int, ids: Tensor | None) -> Tensor:

@@ -119,9 +119,9 @@ class NativeHead:
         shape, c = network.shape, network.shape.layer
         self.device = torch.device("cpu")
         self.kv = _kv(network, target.dtype)
-        self._network = network
         self._target = target
-        self._fuse, self._project, head = (
+        self._carries = 1 if shape.carries_normed else 2
+        self._fuse, project, head = (
             _take(network, name, bits) for name in ("fuse", "project", "head")
         )
         self._decoder = native_module().Decoder(
@@ -136,8 +136,14 @@ class NativeHead:
         )
         names = ("query", "key", "value", "output", "gate", "up", "down")
         matrices = [_take(network, name, bits) for name in names]
-        own = [*matrices, self._fuse, self._project, head]
+        own = [*matrices, self._fuse, project, head]
         self.nbytes = sum(matrix.nbytes for matrix in own if matrix is not None)
+        self._decoder.enter_by(
+            embedding_norm=_vector(network.embedding_norm),
+            feature_norm=_vector(network.feature_norm),
+            project=project,
+            residual_normed=shape.residual_normed,
+        )
         self._decoder.add_layer(
             attention_norm=_vector(network.attention_norm),
             mlp_norm=_vector(network.mlp_norm),
@@ -165,19 +171,18 @@ class NativeHead:
     @torch.inference_mode()
     def run(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `PagedHead.run`."""
-        network = self._network
-        embedding = self._target.embed(batch.tokens).float()
-        e = embedding if network.embedding_norm is None else network.embedding_norm(embedding)
-        h = hidden if network.feature_norm is None else network.feature_norm(hidden)
-        both = torch.cat([e, h], -1)
-        if self._project is None:
-            x, inputs = (h if network.shape.residual_normed else hidden).contiguous(), both
-        else:
-            # The layer's own first norm is the decoder's to apply.
-            x, inputs = product(self._project, both), None
-        carried = torch.empty_like(x)
-        states = {1 if network.shape.carries_normed else 2: carried}
-        return decode(self._decoder, self._head, batch, x, self._caches, states, inputs), carried
+        embedding, hidden = self._target.embed(batch.tokens).float(), hidden.contiguous()
+        carried = torch.empty_like(hidden)
+        logits = decode(
+            self._decoder,
+            self._head,
+            batch,
+            embedding,
+            self._caches,
+            {self._carries: carried},
+            hidden,
+        )
+        return logits, carried
 
 
 def _take(network: RecurrentHead, name: str, bits: int | None) -> Any:

@@ -165,21 +165,21 @@ def decode(
     decoder: Any,
     head: Any,
     batch: Batch,
-    hidden: Tensor,
+    embedding: Tensor,
     caches: LayerCaches,
-    states: Mapping[int, Tensor],
-    inputs: Tensor | None = None,
+    features: Mapping[int, Tensor],
+    hidden: Tensor | None = None,
 ) -> Tensor:
     """One pass of a native decoder, whose last matrix is `head`.
 
     Args:
         decoder, head: the native objects.
         batch: the packed rows.
-        hidden: f32[T,H], what the first layer starts from.
+        embedding: f32[T,E], the tokens'.
         caches: of the decoder's layers.
-        states: f32[T,H] to write hidden states to: i takes the input of layer i, the number of
+        features: f32[T,H] to write hidden states to: i takes the input of layer i, the number of
             layers stands for the output of the final norm, and one more for its input.
-        inputs: f32[T,wide], what the first layer's attention reads where it is no norm of `hidden`.
+        hidden: f32[T,H], which a draft head reads beside the embedding.
 
     Returns:
         f32[K,V], logits of the batch's `keep` rows.
@@ -188,13 +188,13 @@ def decode(
     # Whatever torch's defaults are meanwhile: loading a model changes them for a while.
     logits = torch.empty((len(batch.keep), head.outputs), dtype=torch.float32, device="cpu")
     addresses = np.zeros(len(caches.addresses) // 2 + 2, np.int64)
-    for index, state in states.items():
-        addresses[index] = state.data_ptr()
+    for index, feature in features.items():
+        addresses[index] = feature.data_ptr()
     decoder.forward(
-        embeddings=hidden.data_ptr(),
-        embeddings_size=hidden.numel(),
-        inputs=0 if inputs is None else inputs.data_ptr(),
-        inputs_size=0 if inputs is None else inputs.numel(),
+        embeddings=embedding.data_ptr(),
+        embeddings_size=embedding.numel(),
+        states=0 if hidden is None else hidden.data_ptr(),
+        states_size=0 if hidden is None else hidden.numel(),
         positions=batch.positions.numpy(),
         sizes=np.array([tree.size for tree in trees], np.int32),
         trunks=np.array([tree.trunk for tree in trees], np.int32),
