@@ -16,7 +16,7 @@ from ridgeline.train.command import Job, run_training
 from ridgeline.train.heads import frequent_ids, new_task
 from ridgeline.train.prompts import default_prompts
 from ridgeline.train.run import Task, TrainOptions, _Batches, _split, evaluate, train
-from ridgeline.train.store import FeatureStore, Text, write_store
+from ridgeline.train.store import FeatureStore, Text
 from ridgeline.train.texts import invented_prompts
 from ridgeline.train.unroll import _attention, _shifted, unrolled
 from tests.engines import tiny_loaded
@@ -33,7 +33,13 @@ def store(tmp_path: Path) -> FeatureStore:
     rng = np.random.default_rng(0)
     texts = [Text([0, *rng.integers(4, 30, 40).tolist()], 30) for _ in range(20)]
     layers = range(len(target.model.layers) + 1)
-    return write_store(tmp_path / "states", texts, target, list(layers), 1 << 30)
+    return filled(tmp_path / "states", texts, list(layers))
+
+
+def filled(folder: Path, texts: list[Text], layers: list[int]) -> FeatureStore:
+    store = FeatureStore(folder, tiny_loaded(), layers, 1 << 30)
+    store.fill(texts)
+    return store
 
 
 def task_of(method: str, store: FeatureStore) -> Task:
@@ -80,7 +86,7 @@ def test_training_learns_and_a_resumed_run_ends_alike(
 def test_answers_to_a_held_out_prompt_are_not_learned_from(tmp_path: Path) -> None:
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8], [], []]
     texts = [Text([*prompts[i % 5], *range(9, 19 + i)], 10 + i) for i in range(20)]
-    store = write_store(tmp_path, texts, tiny_loaded(), [3], 10**9)
+    store = filled(tmp_path, texts, [3])
     held_out, used = _split(store, TrainOptions(held_out=0.5))
     assert sorted(held_out + used) == list(range(20))
     sides = [{i % 5 for i in side if prompts[i % 5]} for side in (held_out, used)]
@@ -170,7 +176,7 @@ def test_the_command_saves_a_head_that_drafts(method: str, compact: bool, tmp_pa
         compact=compact,
     )
     options = TrainOptions(epochs=2, batch_tokens=256)
-    run_training(LLM(target, kv_tokens=4096), job, options)
+    run_training(target, job, options)
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     spec = f"{method}:{job.out}"
     plain = LLM(target, kv_tokens=4096).generate("the rest", params)

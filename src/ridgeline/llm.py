@@ -15,7 +15,7 @@ from ridgeline.config import EngineConfig
 from ridgeline.core.sampling import SamplingParams, TokenLogprobs
 from ridgeline.core.sequence import FinishReason, Piece, Speculation
 from ridgeline.core.sequence import Sequence as TokenSequence
-from ridgeline.draft import DraftContext, create_drafter
+from ridgeline.draft import DraftContext, Drafter, create_drafter
 from ridgeline.engine import Engine
 from ridgeline.errors import ConfigError, RequestError
 from ridgeline.model.device import choose_dtype
@@ -102,7 +102,7 @@ class LLM:
 
     Args:
         model: Hugging Face id, folder of safetensors, GGUF file, or a model loaded already.
-        drafter: NAME[:ARGUMENT]; `ridgeline.draft.drafter_names()` lists the names.
+        drafter: NAME[:ARGUMENT], or a drafter; `ridgeline.draft.drafter_names()` lists the names.
         draft_dtype: as `dtype`, for the drafter's own weights; `auto` is the target's dtype where
             it is not a GGUF file's own.
         draft_quantize: as `quantize`, for the drafter's own weights; `auto` is `int4` where the
@@ -123,7 +123,7 @@ class LLM:
         self,
         model: str | Path | LoadedModel,
         *,
-        drafter: str = "none",
+        drafter: str | Drafter = "none",
         draft_dtype: str | torch.dtype = "auto",
         draft_quantize: str | None = "auto",
         dtype: str | torch.dtype = "auto",
@@ -167,7 +167,7 @@ class LLM:
         choose_dtype(draft_dtype, self.loaded.model.device)
         quantized_bits(draft_quantize)
         # Checked also where nothing may be drafted, so that a wrong name never passes unnoticed.
-        built = create_drafter(drafter, context)
+        built = drafter if isinstance(drafter, Drafter) else create_drafter(drafter, context)
         self.drafter = built if config.draft_nodes and config.depth else None
         self.engine = Engine(self.loaded, self.drafter, config)
         self._interrupted = False

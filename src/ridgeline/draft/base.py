@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -83,6 +83,7 @@ class Observation:
     """per layer asked for, [N,H]: the hidden states of the tree's nodes"""
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes token trees. One file under draft/ holds one."""
 

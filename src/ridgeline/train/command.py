@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from rich.console import Console
 
 from ridgeline.errors import ConfigError
 from ridgeline.llm import LLM
+from ridgeline.model.load import LoadedModel
 from ridgeline.train import METHODS
 from ridgeline.train.heads import frequent_ids, head_features, new_task, save_head
 from ridgeline.train.prompts import default_prompts
+from ridgeline.train.recorder import Recorder
 from ridgeline.train.run import TrainOptions, train
-from ridgeline.train.store import write_store
+from ridgeline.train.store import FeatureStore, Text
 from ridgeline.train.texts import distil, invented_prompts, read_prompts, read_texts
 
 SHORTEST = 8
@@ -46,7 +49,7 @@ class Job:
     compact: bool = False
 
 
-def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
+def run_training(target: LoadedModel, job: Job, options: TrainOptions) -> Path:
     """Trains and saves a head; what an earlier run has finished is not done again.
 
     Raises:
@@ -55,20 +58,16 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     if job.method not in METHODS:
         raise ConfigError(f"there is no method {job.method!r}; they are {', '.join(METHODS)}")
     job.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the first hour
-    console, target, work = Console(), llm.loaded, job.work or job.out / "work"
-    texts = read_texts(job.data, target, options.length)
-    if job.distill:
-        prompts = [p for source in job.distill for p in _prompts(llm, source, work, options.seed)]
-        texts += distil(
-            llm, prompts, work / "texts.jsonl", job.answers, job.answer_tokens, options.seed
-        )
-    texts = [text for text in texts if text.written > SHORTEST]
+    console, work = Console(), job.work or job.out / "work"
+    layers = len(target.model.layers)
+    wanted = {*head_features(job.method, layers), layers}
+    given = read_texts(job.data, target, options.length)
+    store = FeatureStore(work / "states", target, sorted(wanted), int(job.cache_gb * 1e9))
+    texts = _distilled(target, job, work, store, options.seed) if job.distill else []
+    texts += [text for text in given if text.written > SHORTEST]
     if len(texts) < 2:
         raise ConfigError("there is no training data; give --data FILE or --distill PROMPTS")
-    layers = len(target.model.layers)
-    wanted = sorted({*head_features(job.method, layers), layers})
-    limit = int(job.cache_gb * 1e9)
-    store = write_store(work / "states", texts, target, wanted, limit)
+    store.fill(texts)
     ids = frequent_ids(store.tokens, store.weights, job.draft_vocab, target.vocab_size)
     task = new_task(job.method, target, ids, job.steps, job.intermediate, options.seed)
     count = sum(p.numel() for p in task.network.parameters())
@@ -89,6 +88,26 @@ def run_training(llm: LLM, job: Job, options: TrainOptions) -> Path:
     save_head(job.out, job.method, task.network, ids, target, provenance, job.compact)
     console.print(f"saved to {job.out}; use it with --drafter {job.method}:{job.out}")
     return job.out
+
+
+def _distilled(
+    target: LoadedModel, job: Job, work: Path, store: FeatureStore, seed: int
+) -> list[Text]:
+    """The target's answers, with their hidden states in the store."""
+    llm = LLM(target)
+    prompts = [p for source in job.distill for p in _prompts(llm, source, work, seed)]
+    del llm  # and its cache
+    recorder, texts = Recorder(store.layers), list[Text]()
+    llm = LLM(target, drafter=recorder, depth=1, policy="fixed", prefix_sharing=False)
+    file = work / "texts.jsonl"
+    for group in distil(llm, prompts, file, job.answers, job.answer_tokens, seed):
+        states, long = recorder.take(), [text.written > SHORTEST for text in group]
+        texts += compress(group, long)
+        if states:
+            store.append([*compress(group, long)], [*compress(states, long)])
+        else:
+            store.fill(texts)
+    return texts
 
 
 def _prompts(llm: LLM, source: str, work: Path, seed: int) -> list[str]:

@@ -77,4 +77,5 @@ def train(
         compact=compact,
     )
     options = TrainOptions(epochs=epochs, learning_rate=learning_rate, minutes=minutes, seed=seed)
-    run_training(load_llm(model, dtype=dtype, device=device, threads=threads), job, options)
+    target = load_llm(model, dtype=dtype, device=device, threads=threads).loaded
+    run_training(target, job, options)

@@ -1,8 +1,9 @@
-"""Texts as token ids with the target's hidden states, in memory-mapped files.
+"""Texts as token ids with the target's hidden states, in files that grow text by text.
 
-A folder holds `tokens.npy` i32[N], `starts.npy` i64[S+1] (where each text begins), `weights.npy`
-u8[N] (1 where the target wrote the token), and for each hidden state asked for `hidden-I.npy`
-f16[N,H]. The target runs once; training reads its states as often as it likes.
+A folder holds `tokens.i32` [N], `weights.u8` [N] (1 where the target wrote the token), for each
+hidden state asked for `hidden-I.f16` [N,H], and the lengths, `lengths.i64` [S], written last:
+what lies beyond them is of an interrupted run. The target computes each state once; training reads
+them, memory-mapped, as often as it likes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,9 @@ from ridgeline.model.load import LoadedModel
 PASS = 1024
 """Tokens of one forward pass of the target."""
 
+States = NDArray[np.float16]
+"""[layers,T,H]: hidden states of a text, in the order of `FeatureStore.layers`."""
+
 
 @dataclass(frozen=True)
 class Text:
@@ -37,82 +42,145 @@ class Text:
 
 
 class FeatureStore:
-    """Texts and hidden states in a folder, read through memory maps."""
+    """Texts and hidden states in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.tokens: NDArray[np.int32] = np.load(folder / "tokens.npy", mmap_mode="r")
-        self.starts: NDArray[np.int64] = np.load(folder / "starts.npy")
-        self.weights: NDArray[np.uint8] = np.load(folder / "weights.npy", mmap_mode="r")
-        self._hidden = {
-            int(file.stem.split("-")[1]): np.load(file, mmap_mode="r")
-            for file in folder.glob("hidden-*.npy")
-        }
+    def __init__(
+        self, folder: Path, target: LoadedModel, layers: Sequence[int], limit: int
+    ) -> None:
+        """Opens the folder; if it holds another model's states or lacks some, it starts anew.
+
+        Args:
+            folder: where the files are.
+            target: the model.
+            layers: hidden states that it must have, as `Target.forward` numbers them.
+            limit: bytes that the states may take.
+        """
+        self._folder, self._target, self._limit = folder, target, limit
+        self._width = target.model.embed(torch.zeros(1, dtype=torch.int64)).shape[-1]
+        folder.mkdir(parents=True, exist_ok=True)
+        about, stated = folder / "store.json", {"target": target.name, "width": self._width}
+        kept = json.loads(about.read_text()) if about.is_file() else {"layers": []}
+        self.layers: tuple[int, ...] = tuple(kept.pop("layers"))
+        """hidden states that it has, ascending"""
+        fits = kept == stated and set(layers) <= set(self.layers)
+        if not fits:
+            self.layers = tuple(sorted(set(layers)))
+        lengths = folder / "lengths.i64"
+        held = np.fromfile(lengths, np.int64).tolist() if fits and lengths.is_file() else []
+        self._cut(held)
+        about.write_text(json.dumps({"layers": self.layers} | stated))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """i32[N]"""
+        return self._mapped("tokens.i32", np.int32)
+
+    @property
+    def weights(self) -> NDArray[np.uint8]:
+        """u8[N]: 1 where the target wrote the token."""
+        return self._mapped("weights.u8", np.uint8)
+
     def hidden(self, layers: Sequence[int], lo: int, hi: int) -> torch.Tensor:
         """f32[hi-lo, layers x H]: hidden states of tokens lo..hi-1."""
-        parts = [torch.from_numpy(np.array(self._hidden[i][lo:hi])).float() for i in layers]
-        return torch.cat(parts, -1)
+        maps = [self._mapped(f"hidden-{i}.f16", np.float16, self._width) for i in layers]
+        return torch.cat([torch.from_numpy(np.array(m[lo:hi])).float() for m in maps], -1)
 
+    def append(self, texts: Sequence[Text], states: Sequence[States]) -> None:
+        """Adds texts with their hidden states.
 
-def write_store(
-    folder: Path, texts: Sequence[Text], target: LoadedModel, layers: Sequence[int], limit: int
-) -> FeatureStore:
-    """Runs the target over the texts; what is there already is not computed again.
+        Raises:
+            ConfigError: they take more than the limit.
+        """
+        self._check_room(sum(len(text.tokens) for text in texts))
+        for text, state in zip(texts, states, strict=True):
+            weights = np.zeros(len(text.tokens), np.uint8)
+            weights[len(weights) - text.written :] = 1
+            self._write("tokens.i32", np.array(text.tokens, np.int32))
+            self._write("weights.u8", weights)
+            for layer, rows in zip(self.layers, state, strict=True):
+                self._write(f"hidden-{layer}.f16", rows)
+        lengths = np.array([len(text.tokens) for text in texts], np.int64)
+        self._write("lengths.i64", lengths)
+        self._reread(np.concatenate([np.diff(self.starts), lengths]))
 
-    Args:
-        folder: where the files go.
-        texts: what to run; longer ones than the model's context are cut.
-        target: the model.
-        layers: hidden states to keep, as `Target.forward` numbers them.
-        limit: bytes that the files may take.
+    def fill(self, texts: Sequence[Text]) -> None:
+        """Makes these the texts: the first ones that are there already stay, the rest is computed.
 
-    Raises:
-        ConfigError: they would take more.
-    """
-    done, stated = folder / "done.json", {"target": target.name, "texts": len(texts)}
-    if done.is_file():
-        kept = json.loads(done.read_text())
-        if set(layers) <= set(kept.pop("layers")) and kept == stated:
-            return FeatureStore(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    longest = target.context_len
-    texts = [Text(t.tokens[:longest], t.written - max(len(t.tokens) - longest, 0)) for t in texts]
-    starts = np.cumsum([0, *(len(t.tokens) for t in texts)])
-    count, width = int(starts[-1]), target.model.embed(torch.zeros(1, dtype=torch.int64)).shape[-1]
-    size = count * width * 2 * len(set(layers))
-    if size > limit:
-        raise ConfigError(
-            f"the hidden states of {count} tokens take {size / 1e9:.1f} GB where "
-            f"{limit / 1e9:.1f} GB are allowed; give less data or raise --cache-gb"
-        )
-    weights = np.zeros(count, np.uint8)
-    for text, end in zip(texts, starts[1:], strict=True):
-        weights[end - max(text.written, 0) : end] = 1
-    np.save(folder / "starts.npy", starts)
-    np.save(folder / "weights.npy", weights)
-    np.save(folder / "tokens.npy", np.concatenate([t.tokens for t in texts]).astype(np.int32))
-    maps = {
-        i: np.lib.format.open_memmap(
-            folder / f"hidden-{i}.npy", mode="w+", dtype=np.float16, shape=(count, width)
-        )
-        for i in set(layers)
-    }
-    with Progress() as progress:
-        task = progress.add_task("hidden states of the target", total=count)
-        for chosen in _batches([len(t.tokens) for t in texts]):
-            states = _run(target, [texts[i].tokens for i in chosen], list(maps))
-            at = 0
-            for i in chosen:
-                lo, hi = starts[i], starts[i + 1]
-                for layer, state in zip(maps, states, strict=True):
-                    maps[layer][lo:hi] = state[at : at + hi - lo].half().cpu().numpy()
-                at += hi - lo
-            progress.advance(task, at)
-    done.write_text(json.dumps({"layers": sorted(set(layers))} | stated))
-    return FeatureStore(folder)
+        Longer ones than the model's context are cut.
+
+        Raises:
+            ConfigError: they take more than the limit.
+        """
+        longest = self._target.context_len
+        texts = [
+            Text(t.tokens[:longest], max(t.written - max(len(t.tokens) - longest, 0), 0))
+            for t in texts
+        ]
+        same = 0
+        while same < min(len(self), len(texts)) and self._holds(same, texts[same]):
+            same += 1
+        if same < len(self):
+            self._cut(np.diff(self.starts)[:same].tolist())
+        left = texts[same:]
+        if not left:
+            return
+        count = sum(len(text.tokens) for text in left)
+        self._check_room(count)
+        with Progress() as progress:
+            task = progress.add_task("hidden states of the target", total=count)
+            for chosen in _batches([len(text.tokens) for text in left]):
+                batch = [left[i] for i in chosen]
+                self.append(batch, _run(self._target, [t.tokens for t in batch], self.layers))
+                progress.advance(task, sum(len(text.tokens) for text in batch))
+
+    def _holds(self, index: int, text: Text) -> bool:
+        lo, hi = int(self.starts[index]), int(self.starts[index + 1])
+        written = int(self.weights[lo:hi].sum())
+        return written == text.written and self.tokens[lo:hi].tolist() == text.tokens
+
+    def _check_room(self, more: int) -> None:
+        count = int(self.starts[-1]) + more
+        size = count * self._width * 2 * len(self.layers)
+        if size > self._limit:
+            raise ConfigError(
+                f"the hidden states of {count} tokens take {size / 1e9:.1f} GB where "
+                f"{self._limit / 1e9:.1f} GB are allowed; give less data or raise --cache-gb"
+            )
+
+    def _cut(self, lengths: Sequence[int]) -> None:
+        """Gives up all but the first texts."""
+        rows = sum(lengths)
+        sizes = {"lengths.i64": 8 * len(lengths), "tokens.i32": 4 * rows, "weights.u8": rows}
+        sizes |= {f"hidden-{layer}.f16": 2 * self._width * rows for layer in self.layers}
+        for other in self._folder.glob("hidden-*.f16"):
+            if other.name not in sizes:
+                other.unlink()
+        for name, size in sizes.items():
+            with (self._folder / name).open("ab") as file:
+                file.truncate(size)
+        self._reread(np.array(lengths, np.int64))
+
+    def _reread(self, lengths: NDArray[np.int64]) -> None:
+        self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        """i64[S+1]: where each text begins"""
+        self._maps: dict[str, NDArray[Any]] = {}
+
+    def _write(self, name: str, values: NDArray[Any]) -> None:
+        with (self._folder / name).open("ab") as file:
+            file.write(values.tobytes())
+
+    def _mapped(self, name: str, dtype: type[np.generic], *width: int) -> NDArray[Any]:
+        if name not in self._maps:
+            shape = (int(self.starts[-1]), *width)
+            self._maps[name] = (
+                np.memmap(self._folder / name, dtype, "r", shape=shape)
+                if shape[0]
+                else np.empty(shape, dtype)
+            )
+        return self._maps[name]
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -127,9 +195,7 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _run(
-    target: LoadedModel, texts: Sequence[list[int]], layers: Sequence[int]
-) -> tuple[torch.Tensor, ...]:
+def _run(target: LoadedModel, texts: Sequence[list[int]], layers: Sequence[int]) -> list[States]:
     blocks = [-(-len(tokens) // 16) for tokens in texts]
     store = KVStore(target.model.layers, sum(blocks), 16, target.model.device)
     entries, first = [], 0
@@ -138,4 +204,6 @@ def _run(
         entries.append(Entry(TokenTree.plain(tokens), 0, slots, np.empty(0, np.int64)))
         first += count
     batch = pack(entries, target.model.device)
-    return target.model.bind(store).forward(batch, layers).features
+    states = torch.stack(target.model.bind(store).forward(batch, layers).features)
+    parts = torch.split(states.half(), [len(tokens) for tokens in texts], 1)
+    return [part.numpy(force=True) for part in parts]

@@ -106,18 +106,22 @@ def invented_prompts(llm: LLM, count: int, file: Path, seed: int) -> list[str]:
         )
         return [(start, p) for p in params]
 
-    lines = _answered(llm, count, requests, file, "prompts of the target")
+    groups = _answered(llm, count, requests, file, "prompts of the target")
+    lines = [line for group in groups for line in group]
     texts = [line["text"].strip() for line in lines if line["written"] < LONGEST_PROMPT]
     return list(dict.fromkeys(text for text in texts if text))
 
 
 def distil(
     llm: LLM, prompts: Sequence[str], file: Path, answers: int, max_tokens: int, seed: int
-) -> list[Text]:
+) -> Iterator[list[Text]]:
     """The target answers every prompt `answers` times; continued where `file` ends.
 
+    Yields the texts in groups: first all that the file holds already, then those just written. Each
+    lacks its last token, which the target never read.
+
     Args:
-        llm: the target, without a drafter.
+        llm: the target, without drafts.
         prompts: chat prompts where the model has a chat template, else plain ones.
         file: JSON Lines, a text each.
         answers: answers to each prompt, at the temperatures in turn.
@@ -142,8 +146,8 @@ def distil(
             for i, (prompt, turn) in enumerate(jobs[first:last])
         ]
 
-    lines = _answered(llm, len(jobs), requests, file, "answers of the target")
-    return [Text(line["tokens"], line["written"]) for line in lines]
+    for lines in _answered(llm, len(jobs), requests, file, "answers of the target"):
+        yield [Text(line["tokens"][:-1], line["written"] - 1) for line in lines]
 
 
 def _answered(
@@ -152,20 +156,22 @@ def _answered(
     requests: Callable[[int, int], list[tuple[list[int], SamplingParams]]],
     file: Path,
     title: str,
-) -> list[dict[str, Any]]:
-    """What `llm` answers to `count` requests, a group at a time; `file` keeps the answers."""
+) -> Iterator[list[dict[str, Any]]]:
+    """What `llm` answers to `count` requests: what `file` holds of it, then a group at a time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = file.read_text("utf-8").splitlines() if file.is_file() else []
     done = len(kept) if len(kept) == count else len(kept) // GROUP * GROUP
     file.write_text("".join(line + "\n" for line in kept[:done]), "utf-8")
+    yield [json.loads(line) for line in kept[:done]]
     with Progress() as progress, file.open("a", encoding="utf-8") as sink:
         bar = progress.add_task(title, total=count, completed=done)
         for first in range(done, count, GROUP):
             prompts, params = zip(*requests(first, min(first + GROUP, count)), strict=True)
+            lines = []
             for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
                 ids = output.token_ids
-                line = {"tokens": [*prompt, *ids], "written": len(ids), "text": output.text}
-                sink.write(json.dumps(line) + "\n")
+                lines.append({"tokens": [*prompt, *ids], "written": len(ids), "text": output.text})
+            sink.writelines(json.dumps(line) + "\n" for line in lines)
             sink.flush()
             progress.update(bar, completed=min(first + GROUP, count))
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+            yield lines
