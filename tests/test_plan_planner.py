@@ -13,6 +13,7 @@ from ridgeline.bench.record import FORMAT
 from ridgeline.core.theory import expected_tokens, expected_tokens_of, speedup
 from ridgeline.errors import ConfigError
 from ridgeline.plan import acceptance as source
+from ridgeline.plan import plot
 from ridgeline.plan.acceptance import Acceptance, Range, constant, parse_range, published_range
 from ridgeline.plan.cost import CostCurve
 from ridgeline.plan.drafters import Method, Planned, defaults, methods, planned
@@ -389,6 +390,11 @@ def test_a_pass_over_several_tokens_of_each_text() -> None:
     assert one.passes == pytest.approx((11, 12, 13, 14, 15))
     assert eight.passes == pytest.approx((18, 26, 34, 42, 50))
     assert eight.plain_seconds == eight.passes[0]
+
+
+def test_points_of_a_picture_that_coincide_share_a_label() -> None:
+    found = plot._together([1, 10, 11, 11], [1, 10, 11, 50], ["1", "2", "4", "8"])
+    assert found == [((1, 1), "1"), ((10, 10), "2, 4"), ((11, 50), "8")]
 
 
 def test_figures_of_a_plan(tmp_path: Path) -> None:

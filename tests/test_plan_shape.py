@@ -138,6 +138,9 @@ def test_a_header_is_enough(tmp_path: Path) -> None:
         ({"model_type": None}, "states no model_type"),
         ({"model_type": "nonsense"}, "nonsense"),
         ({"hidden_size": -1}, "not a multiple"),
+        ({"num_attention_heads": 0}, "states 0 num_attention_heads"),
+        ({"model_type": "t5"}, "an encoder-decoder model"),
+        ({"model_type": "gemma3"}, r"parts beside a text decoder \(vision_config\)"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq"),
     ],
 )

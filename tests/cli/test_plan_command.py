@@ -18,7 +18,7 @@ from ridgeline.plan.calibrate import Calibration, KindRates
 from ridgeline.plan.report import show
 from ridgeline.plan.result import make_plan
 from ridgeline.plan.setup import Wanted, set_up
-from tests.cli.conftest import Result
+from tests.cli.conftest import Result, assert_refused
 from tests.plan_models import DEEPSEEK_V3, LLAMA_3_70B, QWEN_2_5_7B, write_config
 
 PlanCommand = Callable[..., Result]
@@ -259,11 +259,3 @@ def test_mistakes_on_this_machine(plan: PlanCommand, llama: str, tmp_path: Path)
     moe = write_config(DEEPSEEK_V3, tmp_path / "moe")
     assert_refused(plan("--model", moe), "mixture of experts")
     assert_refused(plan("--model", llama, "--drafter", f"model:{moe}"), "is a mixture of experts")
-
-
-def assert_refused(result: Result, message: str) -> None:
-    code, stdout, stderr = result
-    assert (code, stdout) == (2, "")
-    assert stderr.startswith("error: ")
-    assert stderr.count("\n") == 1
-    assert message in stderr
