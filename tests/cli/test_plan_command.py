@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -217,16 +218,30 @@ def test_a_short_run(
     assert found["batches"][0]["plain_seconds"] > 0
 
 
-def test_tables_fit_a_terminal(llama: str) -> None:
-    setup_ = set_up(Wanted(model=llama, hardware="b200"))
+@pytest.mark.parametrize("hidden", [256, 8192])
+def test_tables_fit_a_terminal(hidden: int, tmp_path: Path) -> None:
+    """No line is too long, and no cell broken into two."""
+    config = LLAMA_3_70B | {
+        "hidden_size": hidden,
+        "num_attention_heads": hidden // 128,
+        "num_key_value_heads": min(hidden // 128, 8),
+    }
+    path = write_config(config, tmp_path / "model")
+    setup_ = set_up(Wanted(model=path, hardware="m1", drafters=("eagle3", "ngram")))
     made = make_plan(
         *(setup_.planner, setup_.contenders, setup_.shape, setup_.hardware, setup_.basis),
         *([1, 2, 4, 8, 16, 32, 64], 8),
     )
     console = Console(width=80, record=True, file=sys.stderr)
     show(console, made)
-    tables = [line for line in console.export_text().splitlines() if line.startswith(" ")]
-    assert max(map(len, tables)) <= 80
+    shown = console.export_text()
+    assert max(len(line) for line in shown.splitlines() if line.startswith(" ")) <= 80
+    assert " tokens/s " in shown
+    for part in shown.split(" ──")[1:]:
+        _, *rows = part.splitlines()
+        body = list(takewhile(str.strip, rows))
+        assert body
+        assert not any(row.startswith("  ") for row in body), "the rest of a cell above"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ridgeline.plan.acceptance import Acceptance, Range
-from ridgeline.plan.cost import Cost
 from ridgeline.plan.drafters import Planned
 from ridgeline.plan.shape import ModelShape
+from ridgeline.schedule.cost import Cost
 
 CostOf = Callable[[ModelShape], Cost]
 

@@ -146,8 +146,8 @@ def _table(*columns: str) -> Table:
 
 
 def _short(value: float) -> str:
-    """At least three digits."""
-    return number(value, max(2 - floor(log10(value)), 0) if value else 0)
+    """Three digits or more, of which three at most after the point."""
+    return number(value, min(max(2 - floor(log10(value)), 0), 3) if value else 0)
 
 
 def _rate(flops: float) -> str:
