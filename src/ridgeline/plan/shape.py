@@ -236,6 +236,7 @@ def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
 
 
 def _from_gguf(header: GGUFFile, config: PreTrainedConfig) -> ModelShape:
+    check_decoder(config)
     experts = _experts_used(config)
     parts = []
     tied = "output.weight" not in header.tensors
