@@ -135,9 +135,10 @@ def speed_rows(
         known = planning.Contender(contender.planned, Range(acceptance, acceptance, "measured"))
         for batch in args.batches:
             measured = {0: 1.0} | {d: runs[spec, batch, d]["speed_up"] for d in depths}
-            choices = {d: setup.planner.choice(known, d, batch).middle for d in depths}
-            chosen = setup.planner.best(known, batch, depths).depth
-            drafted.append((contender.planned.label, batch, choices, measured, chosen))
+            choices = [setup.planner.choice(known, d, batch) for d in (0, *depths)]
+            gains = {choice.depth: choice.middle for choice in choices[1:]}
+            chosen = planning.best_of(choices).depth
+            drafted.append((contender.planned.label, batch, gains, measured, chosen))
     return plain, drafted
 
 

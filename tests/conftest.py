@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +33,18 @@ def _checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         return progress
 
     monkeypatch.setattr(Engine, "step", checked)
+
+
+@pytest.fixture
+def benchmark_named(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a program of benchmarks/, which are no package."""
+
+    def load(name: str) -> Any:
+        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        return importlib.import_module(name)
+
+    return load
 
 
 @pytest.fixture(params=KERNELS)

@@ -2,21 +2,14 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def cache(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import cache
-
-    return cache
+def cache(benchmark_named):
+    return benchmark_named("cache")
 
 
 def test_pages_hold_hardly_more_than_is_needed(cache):

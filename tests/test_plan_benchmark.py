@@ -1,21 +1,13 @@
 """The planner's benchmark keeps what is finished and counts errors as it says."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    import plan
-
-    return plan
+def benchmark(benchmark_named):
+    return benchmark_named("plan")
 
 
 def test_what_is_finished_is_not_measured_again(benchmark, tmp_path):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from ridgeline.bench import clock
 from ridgeline.bench.prompts import Prompt
 from ridgeline.core.params import SamplingParams
 from ridgeline.errors import ConfigError
@@ -82,6 +85,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(calibrate, "_attention", lambda *_: (1.0, 2.0))
     monkeypatch.setattr(calibrate, "_overhead", lambda *_: (3.0, 4.0))
     return done
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock finds it a second later, so every pass takes one second."""
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=count().__next__))
 
 
 def test_the_curve_of_a_model_by_hand() -> None:
@@ -167,15 +176,33 @@ def test_attention_is_what_contexts_add(monkeypatch: pytest.MonkeyPatch) -> None
     assert pair == pytest.approx(1e-10, rel=1e-3)
 
 
-def test_a_calibration_measures_everything() -> None:
-    """For real, over the engine's own path: no figure is asserted, but that there is one."""
+@pytest.mark.parametrize(
+    ("several", "step", "sequence"),
+    [(24.0, 8.0, 2.0), (10.0, 10.0, 0.0), (9.0, 10.0, 0.0), (80.0, 0.0, 10.0), (99.0, 0.0, 10.0)],
+)
+def test_the_engine_s_own_time(
+    several: float, step: float, sequence: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 s around a pass of one sequence; of eight more, or by noise less or far too much."""
+    spent = {1: iter([10.0, 90.0, 3.0]), 8: iter([several + 50, several, 1.0])}
+    monkeypatch.setattr(calibrate, "_outside", lambda loaded, batch, steps: [next(spent[batch])])
+    found = calibrate._overhead(CPU, NATIVE, replace(QUICK, rounds=3))
+    assert found == pytest.approx((step, sequence))
+
+
+def test_a_calibration_measures_everything(ticking: None) -> None:
+    """Over the engine's own path: a pass takes one second whatever its rows, weights and context.
+
+    A step looks at the clock before and after it, and so does its pass: two seconds are outside.
+    """
     found = calibrated(["bf16"], CPU, NATIVE, effort=QUICK)
     rates = found.kinds["bf16"]
     assert rates.rows == QUICK.rows
-    assert min(rates.layer) >= 0
-    assert max(rates.layer) + max(rates.weight) > 0
-    assert found.bandwidth > 0
-    assert min(found.key, found.pair, found.step, found.sequence) >= 0
+    assert rates.layer == pytest.approx((1, 1, 1))
+    assert rates.weight == pytest.approx((0, 0, 0), abs=1e-12)
+    assert (found.step, found.sequence) == (2, 0)
+    assert (found.key, found.pair) == pytest.approx((0, 0), abs=1e-12)
+    assert found.bandwidth > 1e6, "bytes a second, no larger unit"
 
 
 @needs_native
@@ -223,18 +250,18 @@ def loaded() -> LoadedModel:
     return tiny_loaded("llama", max_position_embeddings=2048)
 
 
-def test_the_passes_of_the_very_model(loaded: LoadedModel) -> None:
+def test_the_passes_of_the_very_model(loaded: LoadedModel, ticking: None) -> None:
     calibration = replace(KNOWN, step=100.0, sequence=10.0)
     curve = measured_curve(loaded, SHAPE, calibration, rows=(1, 2), contexts=(16, 64))
     assert set(curve.rows) >= {1, 2, 8}
-    assert 100 < curve.row_seconds[0] < 110
-    assert 10 <= curve.sequence < 20
+    assert curve.row_seconds == pytest.approx([101] * len(curve.rows)), "a pass, and the step's own"
+    assert curve.sequence == pytest.approx(10)
 
 
 def test_measured_acceptance_is_the_engine_s(loaded: LoadedModel) -> None:
     """Over answers long enough for a random model to repeat itself."""
     request = Request([5, 6, 7], SamplingParams(max_tokens=300, ignore_eos=True))
-    llm = LLM(loaded, drafter="ngram", depth=3, nodes=3, kv_tokens=1024)
+    llm = LLM(loaded, drafter="ngram", depth=3, nodes=3, kv_tokens=1024, policy="fixed")
     (output,) = llm.generate([request])
     there = output.completions[0].speculation
     found = measured_acceptance(loaded, "ngram", 3, [Prompt("any", request)])

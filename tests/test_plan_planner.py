@@ -13,11 +13,20 @@ from ridgeline.bench.record import FORMAT
 from ridgeline.core.theory import expected_tokens, expected_tokens_of, speedup
 from ridgeline.errors import ConfigError
 from ridgeline.plan import acceptance as source
+from ridgeline.plan import plot
 from ridgeline.plan.acceptance import Acceptance, Range, constant, parse_range, published_range
 from ridgeline.plan.cost import CostCurve
 from ridgeline.plan.drafters import Method, Planned, defaults, methods, planned
 from ridgeline.plan.hardware import Hardware, hardware
-from ridgeline.plan.planner import Choice, Contender, Memory, Planner, memory, stops_paying
+from ridgeline.plan.planner import (
+    Choice,
+    Contender,
+    Memory,
+    Planner,
+    best_of,
+    memory,
+    stops_paying,
+)
 from ridgeline.plan.result import Plan, make_plan, verdict
 from ridgeline.plan.shape import HEAD, LAYERS, Attention, ModelShape, Part, read_shape
 from tests.plan_models import DEEPSEEK_V3, LLAMA_3_70B, write_config
@@ -54,7 +63,7 @@ def planner(target: Any, drafter: float = 0.0) -> Planner:
 
 
 def best(p: Planner, contender: Contender, *batches: int) -> list[Choice]:
-    return [p.best(contender, batch, range(1, 9)) for batch in batches]
+    return [best_of(p.choices(contender, batch, 8)) for batch in batches]
 
 
 # Acceptance
@@ -333,12 +342,11 @@ def test_a_gain_at_large_batches_alone_is_told() -> None:
     flat = CostCurve(rows=(1, 1000), row_seconds=(1.0, 1.0))
     plan = plan_of(flat, always(0.6))
     one, eight, many = plan.batches
-    none = planner(flat).choice(plan.contenders[0], 0, 1)
-    late = replace(plan, batches=[replace(one, best=none), eight, many])
+    none = [planner(flat).choice(plan.contenders[0], 0, 1)]
+    late = replace(plan, batches=[replace(one, drafts={"free": none}), eight, many])
     assert verdict(late) == ["Do not speculate here at batch 1: no gain is expected there."]
-    ends = replace(
-        plan, batches=[replace(one, best=none), eight, replace(many, best=replace(none, batch=32))]
-    )
+    last = [replace(none[0], batch=32)]
+    ends = replace(late, batches=[*late.batches[:2], replace(many, drafts={"free": last})])
     assert verdict(ends) == [
         "Do not speculate here at batch 1 and from batch 32 on: no gain is expected there."
     ]
@@ -355,6 +363,38 @@ def test_what_does_not_fit_is_told() -> None:
     lines = verdict(plan_of(RIDGE_AT_16, always(0.6), memory=20_000))
     assert lines[-1].startswith("From batch 8 on it does not fit: ")
     assert "a slow machine has 20.0 kB" in lines[-1]
+
+
+def test_drafts_that_do_not_fit_are_left_out() -> None:
+    """Every draft takes rows of the cache and of the logits."""
+    flat = CostCurve(rows=(1, 1000), row_seconds=(1.0, 1.0))
+    whole = plan_of(flat, always(0.6)).batches[-1]
+    plain = memory(TARGET, None, whole.drafts["free"][0], context=100, available=0).total
+    drafted = memory(TARGET, None, whole.drafts["free"][2], context=100, available=0).total
+    assert whole.best.depth == 4
+    for available, depth in ((drafted, 2), (drafted - 1, 1), (plain, 0)):
+        plan = plan_of(flat, always(0.6), memory=available)
+        assert plan.batches[-1].best.depth == depth
+        assert plan.batches[-1].memory.fits
+        assert plan.batches[-1].choices["free"] == whole.best, "told all the same"
+    assert verdict(plan) == [
+        "Do not speculate here at batch 32: drafts would pay, but there is no memory left for them."
+    ]
+    nothing = plan_of(flat, always(0.6), memory=plain - 1).batches[-1]
+    assert (nothing.best.depth, nothing.memory.fits, nothing.crowded) == (4, False, False)
+
+
+def test_a_pass_over_several_tokens_of_each_text() -> None:
+    curve = CostCurve(rows=(1, 1000), row_seconds=(11.0, 1010.0))
+    one, eight, _ = plan_of(curve, always(0.6)).batches
+    assert one.passes == pytest.approx((11, 12, 13, 14, 15))
+    assert eight.passes == pytest.approx((18, 26, 34, 42, 50))
+    assert eight.plain_seconds == eight.passes[0]
+
+
+def test_points_of_a_picture_that_coincide_share_a_label() -> None:
+    found = plot._together([1, 10, 11, 11], [1, 10, 11, 50], ["1", "2", "4", "8"])
+    assert found == [((1, 1), "1"), ((10, 10), "2, 4"), ((11, 50), "8")]
 
 
 def test_figures_of_a_plan(tmp_path: Path) -> None:

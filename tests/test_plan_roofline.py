@@ -52,6 +52,10 @@ def test_several_devices() -> None:
     assert H100.times(1) is H100
 
 
+def test_capital_letters_are_no_mistake() -> None:
+    assert hardware("H100-SXM") == H100
+
+
 def test_intensity_of_a_linear_layer() -> None:
     """Close to N while N is far below the dimensions."""
     assert linear_intensity(1, 8192, 8192) == pytest.approx(1, rel=1e-3)

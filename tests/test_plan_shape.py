@@ -131,6 +131,22 @@ def test_a_header_is_enough(tmp_path: Path) -> None:
         read_gguf(beginning)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_moe"])
+def test_a_header_says_what_a_configuration_says(family: str, tmp_path: Path) -> None:
+    """All but the order of parts: weights by role, experts, and what is kept of a token."""
+    header = read_shape(str(write_gguf(tiny_model(family), tmp_path / "tiny.gguf")))
+    config = read_shape(str(save_tiny(family, tmp_path / "folder")))
+    assert header.parameters == config.parameters
+    assert header.active == config.active
+    assert header.tied == config.tied
+    for role in (EMBEDDING, LAYERS, EXPERTS, HEAD):
+        assert weights(header, role) == weights(config, role)
+    assert [(p.used, p.of) for p in header.parts if p.role == EXPERTS] == [
+        (p.used, p.of) for p in config.parts if p.role == EXPERTS
+    ]
+    assert header.attention == config.attention
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -138,6 +154,9 @@ def test_a_header_is_enough(tmp_path: Path) -> None:
         ({"model_type": None}, "states no model_type"),
         ({"model_type": "nonsense"}, "nonsense"),
         ({"hidden_size": -1}, "not a multiple"),
+        ({"num_attention_heads": 0}, "states 0 num_attention_heads"),
+        ({"model_type": "t5"}, "an encoder-decoder model"),
+        ({"model_type": "gemma3"}, r"parts beside a text decoder \(vision_config\)"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq"),
     ],
 )

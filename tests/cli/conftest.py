@@ -25,6 +25,15 @@ class Result(NamedTuple):
         return [json.loads(line) for line in lines]
 
 
+def assert_refused(result: Result, message: str) -> None:
+    """Nothing is shown but one line that has the message in it."""
+    code, stdout, stderr = result
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    assert message in stderr
+
+
 class Run(Protocol):
     def __call__(self, *arguments: object, model: Path | None = None) -> Result: ...
 

@@ -16,7 +16,7 @@ from ridgeline import cli
 from ridgeline.bench import measure, report
 from ridgeline.bench.published import SOURCES
 from ridgeline.bench.record import FORMAT
-from tests.cli.conftest import Result
+from tests.cli.conftest import Result, assert_refused
 from tests.engines import tiny_loaded
 from tests.heads import write_head
 
@@ -183,14 +183,6 @@ def test_interrupted_before_anything_is_finished(
 )
 def test_mistakes_of_one_line(bench: Bench, arguments: list[str], message: str) -> None:
     assert_refused(bench(*arguments), message)
-
-
-def assert_refused(result: Result, message: str) -> None:
-    code, stdout, stderr = result
-    assert (code, stdout) == (2, "")
-    assert stderr.startswith("error: ")
-    assert stderr.count("\n") == 1
-    assert message in stderr
 
 
 def test_broken_prompt_files(bench: Bench, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result, Run
+from tests.cli.conftest import Run, assert_refused
 from tests.tiny import save_tiny
 
 
@@ -58,15 +58,6 @@ from tests.tiny import save_tiny
 def test_mistakes_of_one_line(run: Run, arguments: list[str], message: str) -> None:
     prompt = [] if "--prompt" in arguments else ["--prompt", "the"]
     assert_refused(run(*prompt, *arguments), message)
-
-
-def assert_refused(result: Result, message: str) -> None:
-    code, stdout, stderr = result
-    assert code == 2
-    assert stdout == ""
-    assert stderr.startswith("error: ")
-    assert stderr.count("\n") == 1
-    assert message in stderr
 
 
 def test_models_that_are_none(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ridgeline.plan.calibrate import Calibration, KindRates
 from ridgeline.plan.report import show
 from ridgeline.plan.result import make_plan
 from ridgeline.plan.setup import Wanted, set_up
-from tests.cli.conftest import Result
+from tests.cli.conftest import Result, assert_refused
 from tests.plan_models import DEEPSEEK_V3, LLAMA_3_70B, QWEN_2_5_7B, write_config
 
 PlanCommand = Callable[..., Result]
@@ -66,7 +67,7 @@ def test_a_plan_on_paper(plan: PlanCommand, llama: str) -> None:
     code, shown, errors = plan("--model", llama, *H100, "--drafter", "model:" + llama)
     assert (code, errors) == (0, "")
     assert "llama-3-70b: 70.55B parameters, bf16, 141.1 GB; cache 327.7 kB a token" in shown
-    assert "2 x NVIDIA H100 SXM5 80 GB: 6700 GB/s, 1978.80 TFLOP/s in bf16; ridge at 295" in shown
+    assert "2 x NVIDIA H100 SXM5 80 GB: 6700 GB/s, 1979 TFLOP/s in bf16; ridge at 295" in shown
     assert "295 tokens a pass" in shown
     assert "times are on paper: nothing is measured" in shown
     assert "do not speculate" in shown, "a draft model as large as the target"
@@ -145,11 +146,44 @@ def test_this_machine(plan: PlanCommand, tmp_path: Path, calibration: list[set[s
     )
     assert code == 0
     assert calibration == [{"bf16"}]
-    assert "a made-up processor, 1 threads: 10 GB/s" in shown
+    assert "a made-up processor, 1 thread: 10 GB/s, 4.00 GFLOP/s in bf16" in shown
     assert "predicted from this machine's calibration" in shown
-    assert " 1: 1.80x " in shown  # two rows for one: 1 + 0.8; four would be 2.95 over 2
+    # Two rows cost what one does: 1.8 tokens at once; three and four cost more.
+    assert row_of(shown, "Speed-up at each depth", 1) == ["1", "1.80", "1.80x", "0.90x"]
+    assert row_of(shown, "Speed-up at each depth", 3) == ["3", "2.95", "1.48x", "0.74x"]
     assert "Do not speculate here from batch 2 on" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def row_of(shown: str, title: str, number: int) -> list[str]:
+    """The cells of one row of the table of that title, the first under its rule being 1."""
+    _, _, table = shown.partition(title)
+    lines = table.splitlines()
+    rule = next(place for place, line in enumerate(lines) if line.startswith(" ──"))
+    return lines[rule + number].split()
+
+
+def test_every_depth_and_pass_in_json(plan: PlanCommand, llama: str) -> None:
+    """A = 0.5: one and a half tokens, then 1.75; passes are those that check so many drafts."""
+    asked = ("--model", llama, *H100, "--acceptance", "0.5", "--depth", 2, "--batch", 4)
+    found = json.loads(plan(*asked, "--json").stdout)
+    assert list(found["drafters"]) == ["ngram", "medusa", "eagle", "eagle3"]
+    (batch,) = found["batches"]
+    for each in batch["drafts"].values():
+        assert [choice["depth"] for choice in each] == [0, 1, 2]
+        assert [choice["tokens"][0] for choice in each] == [1, 1.5, 1.75]
+        assert [choice["verify_seconds"] for choice in each] == batch["passes"]
+    assert batch["plain_seconds"] == batch["passes"][0]
+    assert batch["choices"]["ngram"] in batch["drafts"]["ngram"]
+
+
+def test_bytes_and_flops_of_each_part(plan: PlanCommand, llama: str) -> None:
+    shown = plan("--model", llama, *H100, "--batch", 64).stdout
+    cells = row_of(shown, "A step of plain decoding", 1)
+    assert cells[:4] == ["64", "139", "21.5", "2.12"]
+    # 64 rows: 80 layers of 855,638,016 weights; 1024 keys of 64 heads of 128 and 128; the head.
+    flops = (2 * 64 * 80 * 855_638_016, 2 * 64 * 80 * 1024 * 64 * 256, 2 * 64 * 128256 * 8192)
+    assert cells[4:7] == ["8762", "172", "134"] == [f"{f / 1e9:.0f}" for f in flops]
 
 
 def test_drafters_of_a_benchmark(plan: PlanCommand, llama: str, tmp_path: Path) -> None:
@@ -184,16 +218,30 @@ def test_a_short_run(
     assert found["batches"][0]["plain_seconds"] > 0
 
 
-def test_tables_fit_a_terminal(llama: str) -> None:
-    setup_ = set_up(Wanted(model=llama, hardware="b200"))
+@pytest.mark.parametrize("hidden", [256, 8192])
+def test_tables_fit_a_terminal(hidden: int, tmp_path: Path) -> None:
+    """No line is too long, and no cell broken into two."""
+    config = LLAMA_3_70B | {
+        "hidden_size": hidden,
+        "num_attention_heads": hidden // 128,
+        "num_key_value_heads": min(hidden // 128, 8),
+    }
+    path = write_config(config, tmp_path / "model")
+    setup_ = set_up(Wanted(model=path, hardware="m1", drafters=("eagle3", "ngram")))
     made = make_plan(
         *(setup_.planner, setup_.contenders, setup_.shape, setup_.hardware, setup_.basis),
         *([1, 2, 4, 8, 16, 32, 64], 8),
     )
     console = Console(width=80, record=True, file=sys.stderr)
     show(console, made)
-    tables = [line for line in console.export_text().splitlines() if line.startswith(" ")]
-    assert max(map(len, tables)) <= 80
+    shown = console.export_text()
+    assert max(len(line) for line in shown.splitlines() if line.startswith(" ")) <= 80
+    assert " tokens/s " in shown
+    for part in shown.split(" ──")[1:]:
+        _, *rows = part.splitlines()
+        body = list(takewhile(str.strip, rows))
+        assert body
+        assert not any(row.startswith("  ") for row in body), "the rest of a cell above"
 
 
 @pytest.mark.parametrize(
@@ -226,11 +274,3 @@ def test_mistakes_on_this_machine(plan: PlanCommand, llama: str, tmp_path: Path)
     moe = write_config(DEEPSEEK_V3, tmp_path / "moe")
     assert_refused(plan("--model", moe), "mixture of experts")
     assert_refused(plan("--model", llama, "--drafter", f"model:{moe}"), "is a mixture of experts")
-
-
-def assert_refused(result: Result, message: str) -> None:
-    code, stdout, stderr = result
-    assert (code, stdout) == (2, "")
-    assert stderr.startswith("error: ")
-    assert stderr.count("\n") == 1
-    assert message in stderr

@@ -46,6 +46,30 @@ def check_supported(config: PreTrainedConfig) -> int:
     Raises:
         UnsupportedModelError: it cannot run; the message names the layer and the reason.
     """
+    check_decoder(config)
+    if quantisation := getattr(config, "quantization_config", None):
+        method = dict(quantisation).get("quant_method", "an unknown method")
+        raise UnsupportedModelError(
+            f"the weights of this {config.model_type} model are quantised by {method}, which is "
+            "not implemented; use the unquantised model or a GGUF file"
+        )
+    module = outline(config)
+    with torch.device("meta"):
+        _check_modules(module)
+        # Where an operation needs values, such as the choice of experts, what comes before it ran,
+        # and the engine asks for the shapes again once there are weights.
+        with suppress(RuntimeError, NotImplementedError):
+            layer_shapes(module)
+        return sum(parameter.numel() for parameter in module.parameters())
+
+
+def check_decoder(config: PreTrainedConfig) -> None:
+    """What can be told from the configuration alone, however the weights are stored.
+
+    Raises:
+        UnsupportedModelError: it is no causal decoder of text whose every layer keeps its own keys
+            and values.
+    """
     name = config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
@@ -55,12 +79,6 @@ def check_supported(config: PreTrainedConfig) -> int:
         raise UnsupportedModelError(
             f"{name} has parts beside a text decoder ({', '.join(sorted(parts))}), which are not "
             "implemented; use a text-only model"
-        )
-    if quantisation := getattr(config, "quantization_config", None):
-        method = dict(quantisation).get("quant_method", "an unknown method")
-        raise UnsupportedModelError(
-            f"the weights of this {name} model are quantised by {method}, which is not "
-            "implemented; use the unquantised model or a GGUF file"
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(f"transformers has no causal language model for {name}")
@@ -75,14 +93,6 @@ def check_supported(config: PreTrainedConfig) -> int:
             f"the last {shared} layers of this {name} model reuse the keys and values of earlier "
             "ones, which is not implemented"
         )
-    module = outline(config)
-    with torch.device("meta"):
-        _check_modules(module)
-        # Where an operation needs values, such as the choice of experts, what comes before it ran,
-        # and the engine asks for the shapes again once there are weights.
-        with suppress(RuntimeError, NotImplementedError):
-            layer_shapes(module)
-        return sum(parameter.numel() for parameter in module.parameters())
 
 
 def outline(config: PreTrainedConfig) -> PreTrainedModel:

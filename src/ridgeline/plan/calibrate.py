@@ -263,13 +263,18 @@ def _overhead(device: torch.device, native: bool, effort: Effort) -> tuple[float
         vocab_size=config.vocab_size,
     )
     most = 8
-    one, several = (_outside(loaded, batch, effort.steps) for batch in (1, most))
-    sequence = max(several - one, 0.0) / (most - 1)
-    return max(one - sequence, 0.0), sequence
+    spent: dict[int, list[float]] = {1: [], most: []}
+    for _ in range(effort.rounds):  # in turns, so that a busy moment of the machine hits both
+        for batch, seconds in spent.items():
+            seconds += _outside(loaded, batch, effort.steps)
+    one, several = (median(seconds) for seconds in spent.values())
+    # Whatever noise does to the difference, a step of one sequence takes what it took.
+    sequence = min(max(several - one, 0.0) / (most - 1), one)
+    return one - sequence, sequence
 
 
-def _outside(loaded: LoadedModel, batch: int, steps: int) -> float:
-    """Median seconds of a decode step less its forward pass."""
+def _outside(loaded: LoadedModel, batch: int, steps: int) -> list[float]:
+    """Seconds of each decode step less its forward pass."""
     engine = engine_of(loaded, Contender(PLAIN), batch, steps + 8).engine
     params = SamplingParams(max_tokens=steps, ignore_eos=True)
     for _ in range(batch):
@@ -281,4 +286,4 @@ def _outside(loaded: LoadedModel, batch: int, steps: int) -> float:
             _, seconds = clock.timed(engine.step)
             if clock.decodes:
                 outside.append(seconds - clock.target)
-    return median(outside)
+    return outside

@@ -10,19 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
-
-
-class Cost(Protocol):
-    """Anything that predicts the time of a forward pass."""
-
-    def seconds(self, tokens: int, sequences: int, context: int) -> float:
-        """Of a pass over `tokens` rows of `sequences` sequences, `context` cached tokens each."""
-        ...
 
 
 class Sample(NamedTuple):
@@ -56,7 +48,7 @@ class CostCurve:
     """tokens that each layer sees; None: all. Empty: every layer sees all"""
 
     def seconds(self, tokens: int, sequences: int, context: int) -> float:
-        """See `Cost`."""
+        """See `schedule.cost.Cost`."""
         seen = self.seen(context)
         attention = sequences * seen * self.key + tokens * seen * self.pair
         return self.of_rows(tokens) + sequences * self.sequence + attention

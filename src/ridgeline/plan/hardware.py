@@ -70,14 +70,15 @@ def table() -> dict[str, Hardware]:
 
 
 def hardware(name: str) -> Hardware:
-    """One row of the table.
+    """One row of the table; small and capital letters are the same.
 
     Raises:
         ConfigError: there is none of that name.
     """
     known = table()
-    if name not in known:
+    row = known.get(name.lower())
+    if row is None:
         raise ConfigError(
             f"there is no hardware {name!r}; it must be local or one of {', '.join(known)}"
         )
-    return known[name]
+    return row

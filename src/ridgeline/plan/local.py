@@ -71,7 +71,7 @@ def local_curve(shape: ModelShape, calibration: Calibration) -> CostCurve:
 def local_hardware(calibration: Calibration, device: torch.device) -> Hardware:
     """The machine as a row of the table: measured rates are its peaks."""
     threads = calibration.machine["threads"]
-    cpu = f"{calibration.machine['processor']}, {threads} threads"
+    cpu = f"{calibration.machine['processor']}, {threads} thread{'s' if threads > 1 else ''}"
     if device.type == "cuda":
         memory = float(torch.cuda.get_device_properties(device).total_memory)
     else:

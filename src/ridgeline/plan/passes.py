@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from ridgeline.bench.clock import Clock
 from ridgeline.core.batch import Entry, pack
 from ridgeline.core.tree import TokenTree
 from ridgeline.engine import BLOCK_SIZE
@@ -45,6 +44,7 @@ class Passes:
             side.normal_()  # fresh memory may hold numbers that processors are slow at
         self._target = model.bind(store)
         self._device = model.device
+        self._clock = Clock(model.device)
         shuffled = np.random.default_rng(1).permutation(blocks)
         self._slots = (shuffled[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
 
@@ -60,11 +60,8 @@ class Passes:
             new = fresh[number * size.rows : (number + 1) * size.rows]
             entries.append(Entry(tree, size.context, np.append(cached[places], new), keep))
         batch = pack(entries, self._device)
-        self._wait()
-        start = time.perf_counter()
-        self._target.forward(batch)
-        self._wait()
-        return time.perf_counter() - start
+        _, seconds = self._clock.timed(lambda: self._target.forward(batch))
+        return seconds
 
     def samples(self, sizes: Sequence[Pass], rounds: int) -> list[Sample]:
         """The median of each, in turns, so that a busy moment of the machine hits all of them."""
@@ -78,7 +75,3 @@ class Passes:
             Sample(size.sequences * size.rows, size.sequences, size.context, median(times))
             for size, times in zip(sizes, spent, strict=True)
         ]
-
-    def _wait(self) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ridgeline.plan.acceptance import Acceptance, Range
-from ridgeline.plan.cost import Cost
 from ridgeline.plan.drafters import Planned
 from ridgeline.plan.shape import ModelShape
+from ridgeline.schedule.cost import Cost
 
 CostOf = Callable[[ModelShape], Cost]
 
@@ -66,7 +66,11 @@ class Planner:
 
     def plain(self, batch: int) -> float:
         """Seconds of a step of plain decoding."""
-        return self._target.seconds(batch, batch, self.context)
+        return self.forward(1, batch)
+
+    def forward(self, each: int, batch: int) -> float:
+        """Seconds of a pass over `each` tokens of `batch` sequences."""
+        return self._target.seconds(each * batch, batch, self.context)
 
     def choice(self, contender: Contender, depth: int, batch: int) -> Choice:
         """What to expect."""
@@ -90,13 +94,9 @@ class Planner:
             speed_up=(gain(low), gain(high)),
         )
 
-    def best(self, contender: Contender, batch: int, depths: Sequence[int]) -> Choice:
-        """The depth with the highest speed-up, in the middle of the range; depth 0 is one of them.
-
-        Of equal ones the smallest: drafting nothing is never worse than drafting in vain.
-        """
-        choices = [self.choice(contender, depth, batch) for depth in sorted({0, *depths})]
-        return max(choices, key=lambda choice: (choice.middle, -choice.depth))
+    def choices(self, contender: Contender, batch: int, depth: int) -> list[Choice]:
+        """Every depth from 0 to `depth`."""
+        return [self.choice(contender, each, batch) for each in range(depth + 1)]
 
     def _verifying(self, drafted: float, batch: int, drafting: float) -> float:
         """Seconds of a pass where `drafting` of `batch` sequences have so many drafts, on average.
@@ -121,6 +121,14 @@ class Planner:
         cost = self._costs[shape]
         first, further = (cost.seconds(rows, batch, self.context) for rows in (batch, level))
         return first + (planned.passes(depth) - 1) * further
+
+
+def best_of(choices: Iterable[Choice]) -> Choice:
+    """The one with the highest speed-up, in the middle of its range; of equal ones the shallowest.
+
+    So drafting nothing is never worse than drafting in vain.
+    """
+    return max(choices, key=lambda choice: (choice.middle, -choice.depth))
 
 
 def stops_paying(best: Sequence[Choice]) -> int | None:

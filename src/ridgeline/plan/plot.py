@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from ridgeline.plan.roofline import Roofline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+NEAR = 0.2
+"""Points whose coordinates differ by no more than such a share have one label."""
 
 
 def draw(path: Path, plan: Plan) -> None:
@@ -48,19 +52,36 @@ def _roofline(axes: Axes, plan: Plan) -> None:
             (b.best.rows, b.best.verify_seconds, b.batch) for b in plan.batches if b.best.depth
         ],
     }
-    for (label, each), marker in zip(points.items(), "os", strict=True):
+    labels = (("o", "left", (5, -11)), ("s", "right", (-5, 5)))
+    for (label, each), (marker, side, offset) in zip(points.items(), labels, strict=True):
         x, y = [], []
         for rows, seconds, batch in each:
             work = model.work(rows, batch, plan.context).values()
             flops = sum(part.flops for part in work)
             x.append(flops / sum(part.bytes for part in work))
             y.append(flops / seconds / 1e12)
-            axes.annotate(str(batch), (x[-1], y[-1]), (4, -9), textcoords="offset points")
         axes.plot(x, y, marker, label=f"{label}, by batch")
+        for place, names in _together(x, y, [str(batch) for _, _, batch in each]):
+            axes.annotate(names, place, offset, textcoords="offset points", ha=side)
     axes.set_xlabel("FLOPs a byte")
     axes.set_ylabel("TFLOP/s")
     axes.set_title("Roofline")
     axes.legend(fontsize=8)
+
+
+def _together(
+    x: Sequence[float], y: Sequence[float], names: Sequence[str]
+) -> list[tuple[tuple[float, float], str]]:
+    """Names by place; points that nearly coincide share one label."""
+    found: dict[tuple[float, float], list[str]] = {}
+    for point, name in zip(zip(x, y, strict=True), names, strict=True):
+        near = (
+            place
+            for place in found
+            if all(abs(np.log(a / b)) < NEAR for a, b in zip(place, point, strict=True))
+        )
+        found.setdefault(next(near, point), []).append(name)
+    return [(place, ", ".join(each)) for place, each in found.items()]
 
 
 def _speed_ups(axes: Axes, plan: Plan) -> None:

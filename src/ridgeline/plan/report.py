@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import floor, log10
 from typing import Any
 
 from rich import box
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from ridgeline.bench.report import interval, number, size, times
 from ridgeline.plan.acceptance import Range
-from ridgeline.plan.planner import Choice, stops_paying
+from ridgeline.plan.planner import Choice, Contender, stops_paying
 from ridgeline.plan.result import BatchPlan, Plan, verdict
 from ridgeline.plan.shape import ModelShape
 
@@ -28,17 +29,20 @@ def show(console: Console, plan: Plan) -> None:
         + f", {' and '.join(shape.kinds)}, {size(round(shape.nbytes))}; cache "
         f"{size(round(shape.kv_per_token))} a token",
         f"{hardware.title}: {hardware.bandwidth / 1e9:.0f} GB/s, "
-        f"{hardware.rate(plan.kind) / 1e12:.2f} TFLOP/s in {plan.kind}; ridge at {plan.ridge:.0f} "
+        f"{_rate(hardware.rate(plan.kind))} in {plan.kind}; ridge at {plan.ridge:.0f} "
         f"FLOPs a byte, {plan.ridge_tokens:.0f} tokens a pass ({hardware.source})",
         f"context {plan.context} tokens; times are {plan.basis}",
     ):
         console.print(Text(line), soft_wrap=True)
-    sections = (
+    sections = [
         ("A step of plain decoding", _steps(plan)),
+        ("A pass over so many tokens of each text, ms", _passes(plan)),
         ("Speed-up at the best depth", _speed_ups(plan)),
         ("What to do", _decisions(plan)),
         ("Where acceptance comes from", _acceptances(plan)),
-    )
+    ]
+    if len(plan.contenders) == 1:
+        sections[2] = ("Speed-up at each depth", _depths(plan, plan.contenders[0]))
     for title, table in sections:
         console.print(Text(title, style="bold"))
         console.print(table)
@@ -48,22 +52,48 @@ def show(console: Console, plan: Plan) -> None:
 
 def _steps(plan: Plan) -> Table:
     names = ("weights", "kv", "head")
-    table = _table("batch", *names, "GFLOP", "FLOPs\na byte", "ms", "tokens/s")
+    columns = [f"{unit}\n{name}" for unit in ("GB", "GFLOP") for name in names]
+    table = _table("batch", *columns, "FLOPs\na byte", "ms", "tokens/s")
     for batch in plan.batches:
-        work = batch.work
+        work = batch.work.values()
         table.add_row(
             str(batch.batch),
-            *(size(round(work[name].bytes)) for name in names),
-            number(sum(part.flops for part in work.values()) / 1e9, 1),
-            number(batch.intensity, 1),
-            number(1e3 * batch.plain_seconds, 2),
-            number(batch.batch / batch.plain_seconds, 1),
+            *(_short(part.bytes / 1e9) for part in work),
+            *(_short(part.flops / 1e9) for part in work),
+            _short(batch.intensity),
+            _short(1e3 * batch.plain_seconds),
+            _short(batch.batch / batch.plain_seconds),
         )
     return table
 
 
+def _passes(plan: Plan) -> Table:
+    table = _table("tokens", *_columns(plan))
+    last = len(plan.batches[0].passes)
+    for each in sorted({1, *(1 + 2**power for power in range(last.bit_length())), last}):
+        if each <= last:
+            cells = (_short(1e3 * batch.passes[each - 1]) for batch in plan.batches)
+            table.add_row(str(each), *cells)
+    return table
+
+
+def _depths(plan: Plan, contender: Contender) -> Table:
+    """Of one drafter everything; a plan with several shows the best depth of each."""
+    table = _table("depth", "tokens\nper step", *_columns(plan))
+    spec = contender.planned.spec
+    for depth, choice in enumerate(plan.batches[0].drafts[spec]):
+        if depth:
+            cells = (times(batch.drafts[spec][depth].middle) for batch in plan.batches)
+            table.add_row(str(depth), interval(choice.tokens, number), *cells)
+    return table
+
+
+def _columns(plan: Plan) -> list[str]:
+    return [f"batch {batch.batch}" for batch in plan.batches]
+
+
 def _speed_ups(plan: Plan) -> Table:
-    table = _table("", *(f"batch {batch.batch}" for batch in plan.batches))
+    table = _table("", *_columns(plan))
     for contender in plan.contenders:
         spec = contender.planned.spec
         cells = (_cell(batch.choices[spec]) for batch in plan.batches)
@@ -115,6 +145,15 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _short(value: float) -> str:
+    """Three digits or more, of which three at most after the point."""
+    return number(value, min(max(2 - floor(log10(value)), 0), 3) if value else 0)
+
+
+def _rate(flops: float) -> str:
+    return f"{_short(flops / 1e12)} TFLOP/s" if flops >= 1e12 else f"{_short(flops / 1e9)} GFLOP/s"
+
+
 def _count(weights: int) -> str:
     return f"{weights / 1e9:.2f}B" if weights >= 1e9 else f"{weights / 1e6:.0f}M"
 
@@ -140,7 +179,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             for contender in plan.contenders
         },
         "batches": [_batch(batch) for batch in plan.batches],
-        "stops_paying": stops_paying([batch.best for batch in plan.batches]),
+        "stops_paying": stops_paying([batch.fastest for batch in plan.batches]),
         "verdict": verdict(plan),
     }
 
@@ -159,6 +198,8 @@ def _batch(batch: BatchPlan) -> dict[str, Any]:
         "plain_seconds": batch.plain_seconds,
         "intensity": batch.intensity,
         "work": {name: asdict(work) for name, work in batch.work.items()},
+        "passes": batch.passes,
+        "drafts": {spec: [*map(asdict, each)] for spec, each in batch.drafts.items()},
         "choices": {spec: asdict(choice) for spec, choice in batch.choices.items()},
         "best": asdict(batch.best) | {"speculate": batch.best.depth > 0},
         "memory": asdict(batch.memory) | {"total": batch.memory.total, "fits": batch.memory.fits},

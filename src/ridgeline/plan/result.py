@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from ridgeline.bench.report import size
 from ridgeline.plan.hardware import Hardware
-from ridgeline.plan.planner import Choice, Contender, Memory, Planner, memory, stops_paying
+from ridgeline.plan.planner import (
+    Choice,
+    Contender,
+    Memory,
+    Planner,
+    best_of,
+    memory,
+    stops_paying,
+)
 from ridgeline.plan.roofline import Roofline, Work
 from ridgeline.plan.shape import ModelShape
 
@@ -17,14 +25,36 @@ class BatchPlan:
     """One batch size."""
 
     batch: int
-    plain_seconds: float
     work: dict[str, Work]
     """of a plain step: weights, kv and head"""
-    choices: dict[str, Choice]
-    """the best depth of each drafter"""
+    passes: tuple[float, ...]
+    """seconds of a pass over one token of each text, over two, ..."""
+    drafts: dict[str, list[Choice]]
+    """of each drafter every depth, from 0 on"""
     best: Choice
+    """the best of all that fits into memory; of all, where not even plain decoding does"""
     memory: Memory
     """of the best choice"""
+
+    @property
+    def plain_seconds(self) -> float:
+        """Of a step of plain decoding."""
+        return self.passes[0]
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """The best depth of each drafter, whether it fits or not."""
+        return {spec: best_of(each) for spec, each in self.drafts.items()}
+
+    @property
+    def fastest(self) -> Choice:
+        """The best of these."""
+        return best_of(self.choices.values())
+
+    @property
+    def crowded(self) -> bool:
+        """Whether drafts would pay if there were memory for them."""
+        return self.fastest.pays and not self.best.pays
 
     @property
     def intensity(self) -> float:
@@ -67,19 +97,26 @@ class Plan:
 
 def verdict(plan: Plan) -> list[str]:
     """What to do, in plain words."""
+    fastest = [batch.fastest for batch in plan.batches]
     best = [batch.best for batch in plan.batches]
-    stop, idle = stops_paying(best), [choice.batch for choice in best if not choice.pays]
+    stop, idle = stops_paying(fastest), [choice.batch for choice in fastest if not choice.pays]
     before = [batch for batch in idle if stop is None or batch < stop]
+    crowded = [batch.batch for batch in plan.batches if batch.crowded]
     lines = []
-    if not idle:
+    if not idle and not crowded:
         lines.append("Speculation is expected to pay at every batch size above.")
     elif len(idle) == len(best):
         lines.append("Do not speculate here: at no batch size above is a gain expected.")
-    else:
+    elif idle:
         places = [f"at batch {_listed(before)}"] if before else []
         places += [f"from batch {stop} on"] if stop is not None else []
         where = " and ".join(places)
         lines.append(f"Do not speculate here {where}: no gain is expected there.")
+    if crowded:
+        lines.append(
+            f"Do not speculate here at batch {_listed(crowded)}: drafts would pay, but there is no "
+            "memory left for them."
+        )
     unsure = [choice.batch for choice in best if choice.pays and choice.speed_up[0] <= 1]
     if unsure:
         lines.append(
@@ -119,21 +156,25 @@ def make_plan(
         depth: the deepest draft to consider.
     """
     context, roofline = planner.context, Roofline(shape, hardware)
-    depths = range(1, depth + 1)
+    shape_at = {c.planned.spec: c.planned.shape_at for c in contenders}
+
+    def needed(choice: Choice) -> Memory:
+        drafter = shape_at[choice.drafter](choice.depth) if choice.depth else None
+        return memory(shape, drafter, choice, context, hardware.memory)
+
     found = []
     for batch in batches:
-        choices = {c.planned.spec: planner.best(c, batch, depths) for c in contenders}
-        best = max(choices.values(), key=lambda choice: choice.middle)
-        planned = next(c.planned for c in contenders if c.planned.spec == best.drafter)
-        drafter = planned.shape_at(best.depth) if best.depth else None
+        drafts = {c.planned.spec: planner.choices(c, batch, depth) for c in contenders}
+        every = [choice for each in drafts.values() for choice in each]
+        best = best_of([choice for choice in every if needed(choice).fits] or every)
         found.append(
             BatchPlan(
                 batch=batch,
-                plain_seconds=planner.plain(batch),
                 work=roofline.work(batch, batch, context),
-                choices=choices,
+                passes=tuple(planner.forward(1 + drafted, batch) for drafted in range(depth + 1)),
+                drafts=drafts,
                 best=best,
-                memory=memory(shape, drafter, best, context, hardware.memory),
+                memory=needed(best),
             )
         )
     return Plan(shape, hardware, basis, context, contenders, found)

@@ -51,13 +51,13 @@ def experts_read(part: Part, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The time of a pass on paper. Implements `plan.cost.Cost`."""
+    """The time of a pass on paper. Implements `schedule.cost.Cost`."""
 
     shape: ModelShape
     hardware: Hardware
 
     def seconds(self, tokens: int, sequences: int, context: int) -> float:
-        """See `plan.cost.Cost`: the parts of a pass run one after the other."""
+        """See `schedule.cost.Cost`: the parts of a pass run one after the other."""
         return sum(part.seconds for part in self.work(tokens, sequences, context).values())
 
     def work(self, tokens: int, sequences: int, context: int) -> dict[str, Work]:

@@ -18,7 +18,6 @@ from ridgeline.model.load import LoadedModel
 from ridgeline.model.threads import set_threads
 from ridgeline.plan.acceptance import Range, from_bench, lookup, parse_range, published_range
 from ridgeline.plan.calibrate import Calibration, calibrated
-from ridgeline.plan.cost import Cost
 from ridgeline.plan.drafters import NOTHING, Planned, defaults, methods, planned
 from ridgeline.plan.hardware import Hardware, hardware
 from ridgeline.plan.local import LOCAL, as_run, local_curve, local_hardware, runs_natively
@@ -26,6 +25,7 @@ from ridgeline.plan.measured import measured_acceptance, measured_curve, prompts
 from ridgeline.plan.planner import Contender, Planner
 from ridgeline.plan.roofline import Roofline
 from ridgeline.plan.shape import BITS, ModelShape, read_shape
+from ridgeline.schedule.cost import Cost
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Precisions that a model can be loaded in, by the name that loading takes."""

@@ -22,7 +22,7 @@ from ridgeline.model.gguf_convert import gguf_config
 from ridgeline.model.gguf_file import GGUFFile, read_gguf
 from ridgeline.model.load import one_line_errors, quiet
 from ridgeline.model.native import obstacle
-from ridgeline.model.support import outline
+from ridgeline.model.support import check_decoder, outline
 from ridgeline.model.torch_target import layer_shapes
 
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.5, "int4": 4.5}
@@ -180,20 +180,21 @@ def _read_config(file: Path) -> PreTrainedConfig:
     """transformers makes lists as long as the layers: an absurd number is refused before."""
     try:
         stated = json.loads(file.read_bytes())
-        layers = max(
-            (value for key, value in stated.items() if "layer" in key and isinstance(value, int)),
-            default=0,
-        )
+        counts = {key: value for key, value in stated.items() if isinstance(value, int)}
     except (OSError, ValueError, AttributeError, RecursionError):
         raise ModelLoadError(f"{file} is no model's config.json; give one") from None
     if "model_type" not in stated:
         raise ModelLoadError(f"{file} states no model_type, so it is no model's config.json")
+    if counts.get("num_attention_heads") == 0:
+        raise ModelLoadError(f"{file} states 0 num_attention_heads; a model has 1 or more")
+    layers = max((value for key, value in counts.items() if "layer" in key), default=0)
     if layers > _MOST_LAYERS:
         raise ModelLoadError(f"{file} states {layers} layers; {_MOST_LAYERS} are the most here")
     return AutoConfig.from_pretrained(str(file), local_files_only=True, trust_remote_code=False)
 
 
 def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
+    check_decoder(config)
     module = outline(config)
     kind = "fp8" if _fp8(config) else _DTYPES.get(config.dtype or torch.bfloat16, "bf16")
     experts = _experts_used(config)
@@ -235,6 +236,7 @@ def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
 
 
 def _from_gguf(header: GGUFFile, config: PreTrainedConfig) -> ModelShape:
+    check_decoder(config)
     experts = _experts_used(config)
     parts = []
     tied = "output.weight" not in header.tensors

@@ -25,7 +25,7 @@ EXACT = 16
 
 
 class Cost(Protocol):
-    """The duration of a step, drafting aside (`plan` has one that was calibrated)."""
+    """The duration of a step, drafting aside: learnt here, calibrated or on paper in `plan`."""
 
     def seconds(self, tokens: int, sequences: int, context: int) -> float:
         """Of `tokens` rows of `sequences` sequences, each after `context` cached tokens."""
