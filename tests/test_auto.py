@@ -53,6 +53,7 @@ def test_names(name: str, key: str) -> None:
 
 
 def test_a_head_is_used_for_its_model_alone(cache: Path) -> None:
+    place(cache, "tiny-1b", "medusa")
     place(cache, "tiny-1b", "eagle")
     path = place(cache, "tiny-1b", "eagle3")
     target = named("Org/Tiny-1B.Q4_K_M")
@@ -60,13 +61,12 @@ def test_a_head_is_used_for_its_model_alone(cache: Path) -> None:
     assert head is not None
     assert (head.method, head.path) == ("eagle3", path)
     assert head_for(target, "eagle").method == "eagle"  # type: ignore[union-attr]
-    assert head_for(target, "medusa") is None
+    assert head_for(target, "mtp") is None
     assert head_for(named("tiny-2b")) is None
-    assert chosen("auto", target) == f"drafter eagle3, which is in {path}"
+    assert chosen("auto", target) == f"drafter ngram+eagle3, whose head is in {path}"
     assert chosen("auto", named("other")) == "drafter ngram, as no draft head is known for other"
-    assert LLM(target, drafter="auto", kv_tokens=1024).drafter.name == "eagle3"  # type: ignore[union-attr]
-    other = LLM(named("other"), drafter="auto", kv_tokens=1024)
-    assert other.drafter.name == "ngram"  # type: ignore[union-attr]
+    for model, name in ((target, "ngram+eagle3"), (named("other"), "ngram")):
+        assert LLM(model, drafter="auto", kv_tokens=1024).drafter.name == name  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "mtp"])

@@ -1,4 +1,4 @@
-"""The drafter that a command line means when it names none: a head for the model, else n-grams."""
+"""The drafter that a command line means when it names none: n-grams, and a head if there is one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ridgeline.model.load import LoadedModel
 
 AUTO = "auto"
 WEIGHTLESS = "ngram"
-"""Where no head is known: a drafter that needs no weights of its own."""
+"""Drafts for nothing, and better than any head where a text repeats itself."""
 
 
 @register(AUTO)
 def auto_drafter(argument: str, context: DraftContext) -> Drafter | None:
-    """`auto`, a known head for the model, else n-grams; takes no argument.
+    """`auto`: n-grams, and where they have nothing to say a known head; takes no argument.
 
     Raises:
         ConfigError: an argument was given.
@@ -23,7 +23,7 @@ def auto_drafter(argument: str, context: DraftContext) -> Drafter | None:
     if argument:
         raise ConfigError(f"drafter 'auto' takes no argument, but {argument!r} was given")
     head = head_for(context.target)
-    return create_drafter(head.spec if head else WEIGHTLESS, context)
+    return create_drafter(f"{WEIGHTLESS}+{head.spec}" if head else WEIGHTLESS, context)
 
 
 def chosen(spec: str, target: LoadedModel) -> str:
@@ -31,5 +31,5 @@ def chosen(spec: str, target: LoadedModel) -> str:
     if spec != AUTO:
         return f"drafter {spec}"
     if head := head_for(target):
-        return f"drafter {head.method}, which {head.origin}"
+        return f"drafter {WEIGHTLESS}+{head.method}, whose head {head.origin}"
     return f"drafter {WEIGHTLESS}, as no draft head is known for {target.name}"

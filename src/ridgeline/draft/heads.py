@@ -17,7 +17,7 @@ from ridgeline.model.cache import cache_folder
 from ridgeline.model.load import LoadedModel
 
 SHIPPED = Path(__file__).parent.parent / "heads"
-METHODS = ("eagle3", "mtp", "eagle", "medusa")
+METHODS = ("mtp", "eagle3", "eagle", "medusa")
 """Where a model has several heads, the first of these; docs/heads.md has the measurements."""
 _QUANTISED = re.compile(r"[-._](i?q\d\w*|[bf]?f16|fp16|f32|gguf)$")
 
