@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.llm import Request
 from ridgeline.prove.altered import altered
 from ridgeline.prove.equality import ROUNDING
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.subject import Subject, run
+from ridgeline.prove.watch import watched
 
 TEMPERATURES = (0.0, 1e-6, 0.01, 0.05, 0.3, 1.0, 2.0)
 NOISE_RANGE = 45.0
@@ -47,6 +49,7 @@ class Numerics:
     """What part 4 found for one subject."""
 
     texts: int
+    """drafted texts"""
     tokens: int
     failures: tuple[str, ...]
     """one line each: what went wrong where"""
@@ -62,9 +65,10 @@ def stress(
 ) -> Numerics:
     """Every temperature with every kind of logits, all texts of a kind in one batch.
 
-    Where the target has one answer (greedy requests, and seeded ones by `match`) and its logits are
-    exact, the text must be the plain one. Elsewhere every token must be one that the target can
-    say. A drafter that draws from the very p leaves no residual: there nothing may be rejected.
+    Every token must be one that the target can say, and every distribution on the way one that sums
+    to 1. Where the target has one answer besides (greedy requests, and seeded ones by `match`) and
+    its logits are exact, the text must be the plain one. A drafter that draws from the very p
+    leaves no residual: nothing that it drafts may be rejected.
 
     Args:
         subject: the rule and the drafter.
@@ -83,31 +87,49 @@ def stress(
         for t in TEMPERATURES
     ]
     failures = []
-    written = 0
+    written: list[list[int]] = []
+    longest = max(map(len, prompts))
     for kind in LOGITS:
         changed = replace(subject, loaded=altered(subject.loaded, kind))
-        texts = [samples[0].output for samples in run(changed.start(), requests)]
-        written += sum(map(len, texts))
+        samples, broken = _write(changed, requests)
+        texts = [sample.output for sample in samples]
+        written += texts
         plain = [samples[0].output for samples in run(changed.plain(len(requests)), requests)]
-        reference = Reference(changed.loaded, max(map(len, prompts)), tokens)
+        reference = Reference(changed.loaded, longest, tokens)
+        if broken:
+            failures.append(f"logits {kind.name}: {broken} distributions do not sum to 1")
         for request, text, expected in zip(requests, texts, plain, strict=True):
             params = request.params
-            if rounding == 0 and (params.greedy or subject.rule == "match"):
-                wrong = "the text is not the plain one" if text != expected else None
-            else:
-                wrong = _unsayable(reference, request, text, kind, rounding)
+            one_answer = rounding == 0 and (params.greedy or subject.rule == "match")
+            wrong = _unsayable(reference, request, text, kind, rounding)
+            if one_answer and text != expected:
+                wrong = "the text is not the plain one"
             if wrong:
                 failures.append(f"T = {params.temperature:g}, logits {kind.name}: {wrong}")
         advance()
-    if subject.drafter is None and subject.rule != "match":
+    if subject.rule != "match":
         sampled = [request for request in requests if not request.params.greedy]
-        finished = run(replace(subject, blur=0.0).start(), sampled)
-        found = [samples[0].speculation for samples in finished]
+        samples, broken = _write(replace(subject, drafter=None, blur=0.0), sampled)
+        found = [sample.speculation for sample in samples]
         rejected = sum(sum(s.reached) - sum(s.passed) for s in found)
-        written += sum(samples[0].output_len for samples in finished)
+        written += [sample.output for sample in samples]
+        reference = Reference(subject.loaded, longest, tokens)
+        if broken:
+            failures.append(f"drafts from the target's own p: {broken} distributions are broken")
         if rounding == 0 and rejected:
             failures.append(f"of drafts drawn from the target's own p, {rejected} were rejected")
-    return Numerics(len(LOGITS) * len(requests), written, tuple(failures))
+        for request, sample in zip(sampled, samples, strict=True):
+            if wrong := _unsayable(reference, request, sample.output, LOGITS[0], rounding):
+                failures.append(f"drafts from the target's own p: {wrong}")
+        advance()
+    return Numerics(len(written), sum(map(len, written)), tuple(failures))
+
+
+def _write(subject: Subject, requests: Sequence[Request]) -> tuple[list[TokenSequence], int]:
+    """One text a request, and how many distributions on the way did not sum to 1."""
+    engine = subject.start()
+    with watched(engine, subject.draws) as watch:
+        return [samples[0] for samples in run(engine, requests)], watch.broken
 
 
 def _unsayable(

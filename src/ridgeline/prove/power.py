@@ -79,7 +79,9 @@ def detect(
             advance()
             if equality.failed:
                 return Detection(fault.name, effect.count, EQUALITY, 0)
-        with closing(sample(engine, exam.questions, allowance, exam.seed, advance)) as rounds:
+        with closing(
+            sample(engine, exam.questions, allowance, exam.seed, advance, subject.draws)
+        ) as rounds:
             due = 0
             for samples in rounds:
                 count = samples.count

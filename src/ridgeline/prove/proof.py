@@ -175,7 +175,8 @@ def subjects_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plan: Pla
     if hands_q(drawing, prompts[0]):
         return given
     stand_ins = [replace(subject, drafter=None) for subject in given]
-    return [*(subject for subject in given if subject.rule == "match"), *stand_ins]
+    fixed = [replace(subject, draws=False) for subject in given if subject.rule == "match"]
+    return [*fixed, *stand_ins]
 
 
 def prepare(
@@ -221,7 +222,8 @@ def examine(
     )
     allowance = Allowance(plan.rounds, _seconds(plan, share))
     told = partial(tell, f"distribution, {subject.name}")
-    for samples in sample(subject.start(), exam.questions, allowance, plan.seed, told):
+    engine = subject.start()
+    for samples in sample(engine, exam.questions, allowance, plan.seed, told, subject.draws):
         latest = samples
     distribution = judge(exam.questions, latest, exam.exact)
     return Result(subject, equality, numerics, distribution, latest.count)
