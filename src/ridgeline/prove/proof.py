@@ -18,14 +18,16 @@ from ridgeline.prove.equality import (
     write_plainly,
 )
 from ridgeline.prove.faults import FAULTS
-from ridgeline.prove.numerics import Numerics, stress
+from ridgeline.prove.numerics import LOGITS, Numerics, Trial, stress
 from ridgeline.prove.power import Detection, Exam, detect
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.statistics import holm
 from ridgeline.prove.subject import Options, Subject, hands_q
 
-EQUALITY, DISTRIBUTION = 0.15, 0.5
-"""Shares of the time; numerics takes what it needs, and power the rest."""
+EQUALITY = 0.15
+"""Share of the time for part 1."""
+SEARCH = 0.6
+"""Share of what is left of it after the preparations for parts 1, 4 and 2; the rest is part 3's."""
 NUMERIC_TOKENS = 8
 """Length of the texts of part 4."""
 MEASURED = 3
@@ -78,6 +80,8 @@ class Proof:
     """Everything that was found."""
 
     plan: Plan
+    prompts: int
+    """how many there were to take from"""
     exam: Exam
     threshold: float
     """p-values of at most this count as found, whatever the other tests say"""
@@ -118,10 +122,15 @@ def prove(
         RidgelineError: see `LLM`.
     """
     started = time.monotonic()
+    end = None if plan.seconds is None else started + plan.seconds
     subjects = subjects_of(loaded, prompts, plan)
-    exam = prepare(subjects[0], prompts, plan, EQUALITY / (1 + 2 * len(subjects)), tell)
-    share = DISTRIBUTION / len(subjects)
-    results = [examine(subject, exam, prompts, plan, share, tell) for subject in subjects]
+    exam = prepare(subjects[0], prompts, plan, len(subjects), tell)
+    rest = _left(end, SEARCH)
+    power_begins = None if rest is None else time.monotonic() + rest
+    results = []
+    for number, subject in enumerate(subjects):
+        seconds = _left(power_begins, 1 / (len(subjects) - number))
+        results.append(examine(subject, exam, plan, seconds, tell))
 
     p_values = [p for result in results for p in result.distribution.p_values.values()]
     fallen = holm(p_values, ALPHA)
@@ -131,15 +140,15 @@ def prove(
     threshold = ALPHA / len(p_values)
     pairs = [
         (result, fault)
-        for result in results
         for fault in FAULTS
+        for result in results
         if not fault.by_ratio or result.distribution.ratings is not None
     ]
     for done, (result, fault) in enumerate(pairs):
-        seconds = None
-        if plan.seconds is not None:
-            left = started + plan.seconds - time.monotonic()
-            seconds = max(left, 0.0) / (len(pairs) - done)
+        seconds = _left(end, 1 / (len(pairs) - done))
+        if seconds == 0 and result.detections:  # one is always planted
+            result.detections.append(Detection(fault.name, 0, None, 0, planted=False))
+            continue
         detection = detect(
             result.subject,
             exam,
@@ -150,7 +159,7 @@ def prove(
             partial(tell, f"power, {result.subject.name}: {fault.name}"),
         )
         result.detections.append(detection)
-    return Proof(plan, exam, threshold, results, time.monotonic() - started)
+    return Proof(plan, len(prompts), exam, threshold, results, time.monotonic() - started)
 
 
 def subjects_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plan: Plan) -> list[Subject]:
@@ -180,31 +189,29 @@ def subjects_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plan: Pla
 
 
 def prepare(
-    subject: Subject, prompts: Sequence[Sequence[int]], plan: Plan, share: float, tell: Tell
+    subject: Subject, prompts: Sequence[Sequence[int]], plan: Plan, subjects: int, tell: Tell
 ) -> Exam:
-    """What all subjects are compared with, of which `subject` is one; plain texts take `share`."""
+    """What all `subjects` are compared with, of which `subject` is one."""
     tell("exact probabilities")
     reference = Reference(subject.loaded, subject.longest, subject.longest)
     rounding = max(reference.rounding(prompt) for prompt in prompts[:MEASURED])
     questions = list(ask(reference, prompts, plan.options.depth + 2))
+    # Every subject writes the plain texts twice: alone and in a batch.
+    share = None if plan.seconds is None else EQUALITY * plan.seconds / (1 + 2 * subjects)
     plain = write_plainly(
         subject.plain(),
         requests_of(prompts, plan.tokens, plan.seed),
-        Allowance(None, _seconds(plan, share)),
+        Allowance(None, share),
         partial(tell, "plain texts"),
     )
-    return Exam(reference, rounding, plain, questions, plan.seed)
+    shortest = [min(prompts, key=len)]
+    trials = [Trial(subject, kind, shortest, NUMERIC_TOKENS, plan.seed) for kind in LOGITS]
+    return Exam(reference, rounding, plain, questions, trials, plan.seed)
 
 
-def examine(
-    subject: Subject,
-    exam: Exam,
-    prompts: Sequence[Sequence[int]],
-    plan: Plan,
-    share: float,
-    tell: Tell,
-) -> Result:
-    """Parts 1, 4 and 2, the last within `share` of the time."""
+def examine(subject: Subject, exam: Exam, plan: Plan, seconds: float | None, tell: Tell) -> Result:
+    """Parts 1 and 4, and part 2 in what they leave of the time."""
+    end = None if seconds is None else time.monotonic() + seconds
     equality = compare_texts(
         subject,
         exam.plain,
@@ -213,14 +220,9 @@ def examine(
         advance=partial(tell, f"equality, {subject.name}"),
     )
     numerics = stress(
-        subject,
-        [min(prompts, key=len)],
-        NUMERIC_TOKENS,
-        exam.rounding,
-        plan.seed,
-        partial(tell, f"numerics, {subject.name}"),
+        subject, exam.trials, exam.rounding, partial(tell, f"numerics, {subject.name}")
     )
-    allowance = Allowance(plan.rounds, _seconds(plan, share))
+    allowance = Allowance(plan.rounds, _left(end, 1))
     told = partial(tell, f"distribution, {subject.name}")
     engine = subject.start()
     for samples in sample(engine, exam.questions, allowance, plan.seed, told, subject.draws):
@@ -229,5 +231,6 @@ def examine(
     return Result(subject, equality, numerics, distribution, latest.count)
 
 
-def _seconds(plan: Plan, share: float) -> float | None:
-    return None if plan.seconds is None else share * plan.seconds
+def _left(end: float | None, share: float) -> float | None:
+    """So much of the seconds until `end`; None: without limit."""
+    return None if end is None else share * max(0.0, end - time.monotonic())

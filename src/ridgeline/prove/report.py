@@ -36,7 +36,7 @@ def page(loaded: LoadedModel, proof: Proof) -> Iterator[str]:
     yield f"Target: {loaded.name}, {loaded.model.computes}, on {loaded.model.device}."
     yield (
         f"Drafter: {plan.drafter}, depth {plan.options.depth}, {plan.options.nodes} nodes; "
-        f"seed {plan.seed}; {proof.seconds:.0f} s."
+        f"{proof.prompts} prompts; seed {plan.seed}; {proof.seconds:.0f} s."
     )
     if any(result.subject.drafter is None for result in proof.results):
         yield (
@@ -114,6 +114,7 @@ def findings(loaded: LoadedModel, proof: Proof) -> dict[str, Any]:
             "drafter": portable(plan.drafter),
             "rules": plan.rules,
             **asdict(plan.options),
+            "prompts": proof.prompts,
             "tokens": plan.tokens,
             "seed": plan.seed,
             "seconds": plan.seconds,
@@ -228,6 +229,8 @@ def _power(result: Result) -> Iterator[str]:
 
 
 def _detection(detection: Detection) -> str:
+    if not detection.planted:
+        return "not planted: no time was left"
     if detection.found_by is None:
         if not detection.effects:
             return "made no difference to anything here"

@@ -45,7 +45,7 @@ class Watch:
     drawn: int = 0
     """trees that came with the distributions that they were drawn from"""
     broken: int = 0
-    """distributions of the target or the drafter that do not sum to 1, or hold NaN"""
+    """distributions p that do not sum to 1, or hold NaN; such a q the engine refuses"""
     ratings: Tally = field(default_factory=lambda: Tally(len(RATINGS) + 1))
     """tokens emitted at nodes that had drawn children, by what the drafter held of them"""
     acceptance: Tally = field(default_factory=lambda: Tally(2))
@@ -116,7 +116,7 @@ class Watch:
             before = seen.sequence.tokens[: seen.start + seen.tree.trunk]
             rows.append(replace(seen.sequence.rows(seen.tree, np.array(nodes)), tokens=before))
         p = process(self._logits[at], rows).softmax(1)
-        self.broken += _broken(p)
+        self.broken += int((~((p.sum(1) - 1).abs() < 1e-3)).sum())
         return p
 
     def _compare(self, visited: Sequence[Visited], p: Tensor, q: Tensor, rule: str) -> None:
@@ -133,7 +133,6 @@ class Watch:
             q: f32[N,V], which the nodes' children were drawn from.
             rule: that verified them.
         """
-        self.broken += _broken(q)
         tokens: list[int] = []
         passed: list[int] = []
         for seen, nodes in visited:
@@ -166,11 +165,6 @@ class Watch:
                 passed.append(int(i < seen.check.accepted))
         expected.clamp_(max=1.0)
         self.acceptance.add(torch.tensor(passed), torch.stack([1 - expected, expected], 1))
-
-
-def _broken(p: Tensor) -> int:
-    """Rows that do not sum to 1, NaN among them."""
-    return int((~((p.sum(1) - 1).abs() < 1e-3)).sum())
 
 
 @contextmanager
