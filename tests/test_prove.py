@@ -29,7 +29,7 @@ from ridgeline.prove.distribution import ALPHA, sample
 from ridgeline.prove.equality import compare_texts, few_words, requests_of
 from ridgeline.prove.faults import FAULTS, Fault
 from ridgeline.prove.power import Exam, detect
-from ridgeline.prove.proof import Plan, Proof, examine, prepare, prove, subjects_of
+from ridgeline.prove.proof import Plan, Proof, check, prepare, prove, search, subjects_of
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.report import findings, page, verdict
 from ridgeline.prove.statistics import holm
@@ -81,12 +81,14 @@ def proof() -> Proof:
 
 def honest_p_values(seed: int, plan: Plan) -> list[float]:
     """Those of part 2 for all rules; the other parts must find nothing."""
-    results = [
-        examine(s, exam(seed), replace(plan, seed=seed), None, lambda part: None)
-        for s in subjects_of(target(), PROMPTS, plan)
-    ]
-    assert [r.subject.name for r in results if r.equality.failed or r.numerics.failures] == []
-    p_values = [p for result in results for p in result.distribution.p_values.values()]
+    p_values = []
+    for tested in subjects_of(target(), PROMPTS, plan):
+        equality, numerics_found = check(tested, exam(seed), lambda part: None)
+        assert (equality.failed, numerics_found.failures) == (False, ()), tested.name
+        distribution, _ = search(
+            tested, exam(seed), replace(plan, seed=seed), None, lambda part: None
+        )
+        p_values += distribution.p_values.values()
     assert len(p_values) == 9
     assert not any(holm(p_values, ALPHA))
     return p_values
@@ -127,10 +129,11 @@ def test_every_planted_fault_is_found_with_other_seeds(seed: int) -> None:
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_faulty_engine_fails(rule: str) -> None:
     with faults.wrong_residual() as effect:
-        result = examine(subject(rule), exam(), PLAN, None, lambda part: None)
+        equality, _ = check(subject(rule), exam(), lambda part: None)
+        distribution, _ = search(subject(rule), exam(), PLAN, None, lambda part: None)
     assert effect.count > 0
-    assert result.distribution.found(ALPHA / 9)
-    assert not result.equality.failed  # greedy texts have no residual
+    assert distribution.found(ALPHA / 9)
+    assert not equality.failed  # greedy texts have no residual
 
 
 def test_a_drafter_of_nonsense_passes_but_proves_nothing() -> None:

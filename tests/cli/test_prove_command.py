@@ -77,8 +77,8 @@ def test_an_honest_engine(prove: Prove, target: Path, tmp_path: Path) -> None:
     assert re.findall(r"^   (.*): \d+ samples$", page, re.MULTILINE) == list(named.values())
     assert f"{named['match']}: 4 texts, greedy and seeded, " in page
     assert f"{named['block']}: 2 texts, greedy, " in page
-    assert f"{named['match']}: 21 texts, 168 tokens: nothing wrong" in page
-    assert f"{named['rejection']}: 28 texts, 224 tokens: nothing wrong" in page
+    assert f"{named['match']}: 21 texts, 126 tokens: nothing wrong" in page
+    assert f"{named['rejection']}: 28 texts, 168 tokens: nothing wrong" in page
     assert "depth 3, 6 nodes; 2 prompts; seed 3; " in page
     assert "The target's logits have the same bits whatever is computed beside them." in page
     assert f"fails here in one of {1 / ALPHA:,.0f} runs at most" in page

@@ -24,11 +24,11 @@ from ridgeline.prove.reference import Reference
 from ridgeline.prove.statistics import holm
 from ridgeline.prove.subject import Options, Subject, hands_q
 
-EQUALITY = 0.15
+EQUALITY = 0.1
 """Share of the time for part 1."""
-SEARCH = 0.6
-"""Share of what is left of it after the preparations for parts 1, 4 and 2; the rest is part 3's."""
-NUMERIC_TOKENS = 8
+SAMPLING = 0.55
+"""Share for part 2 of what the preparations and parts 1 and 4 leave; the rest is part 3's."""
+NUMERIC_TOKENS = 6
 """Length of the texts of part 4."""
 MEASURED = 3
 """Prompts that rounding is measured on."""
@@ -125,12 +125,14 @@ def prove(
     end = None if plan.seconds is None else started + plan.seconds
     subjects = subjects_of(loaded, prompts, plan)
     exam = prepare(subjects[0], prompts, plan, len(subjects), tell)
-    rest = _left(end, SEARCH)
+    checked = [check(subject, exam, tell) for subject in subjects]
+    rest = _left(end, SAMPLING)
     power_begins = None if rest is None else time.monotonic() + rest
     results = []
-    for number, subject in enumerate(subjects):
+    for number, (subject, found) in enumerate(zip(subjects, checked, strict=True)):
         seconds = _left(power_begins, 1 / (len(subjects) - number))
-        results.append(examine(subject, exam, plan, seconds, tell))
+        distribution, samples = search(subject, exam, plan, seconds, tell)
+        results.append(Result(subject, *found, distribution, samples))
 
     p_values = [p for result in results for p in result.distribution.p_values.values()]
     fallen = holm(p_values, ALPHA)
@@ -209,9 +211,8 @@ def prepare(
     return Exam(reference, rounding, plain, questions, trials, plan.seed)
 
 
-def examine(subject: Subject, exam: Exam, plan: Plan, seconds: float | None, tell: Tell) -> Result:
-    """Parts 1 and 4, and part 2 in what they leave of the time."""
-    end = None if seconds is None else time.monotonic() + seconds
+def check(subject: Subject, exam: Exam, tell: Tell) -> tuple[Equality, Numerics]:
+    """Parts 1 and 4."""
     equality = compare_texts(
         subject,
         exam.plain,
@@ -219,16 +220,19 @@ def examine(subject: Subject, exam: Exam, plan: Plan, seconds: float | None, tel
         exam.rounding,
         advance=partial(tell, f"equality, {subject.name}"),
     )
-    numerics = stress(
-        subject, exam.trials, exam.rounding, partial(tell, f"numerics, {subject.name}")
-    )
-    allowance = Allowance(plan.rounds, _left(end, 1))
+    told = partial(tell, f"numerics, {subject.name}")
+    return equality, stress(subject, exam.trials, exam.rounding, told)
+
+
+def search(
+    subject: Subject, exam: Exam, plan: Plan, seconds: float | None, tell: Tell
+) -> tuple[Distribution, int]:
+    """Part 2, and how many texts it sampled."""
+    engine, allowance = subject.start(), Allowance(plan.rounds, seconds)
     told = partial(tell, f"distribution, {subject.name}")
-    engine = subject.start()
     for samples in sample(engine, exam.questions, allowance, plan.seed, told, subject.draws):
         latest = samples
-    distribution = judge(exam.questions, latest, exam.exact)
-    return Result(subject, equality, numerics, distribution, latest.count)
+    return judge(exam.questions, latest, exam.exact), latest.count
 
 
 def _left(end: float | None, share: float) -> float | None:
