@@ -110,7 +110,7 @@ def prove(
         proof = prove(loaded, prompts, plan, tell)
     show(Console(), loaded, proof)
     if as_json is not None:
-        text = json.dumps(findings(loaded, proof), indent=1) + "\n"
+        text = json.dumps(findings(loaded, proof), indent=1, allow_nan=False) + "\n"
         try:
             as_json.write_text(text)
         except OSError as error:

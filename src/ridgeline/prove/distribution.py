@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.llm import Request
@@ -19,8 +21,8 @@ from ridgeline.prove.watch import Watch, watched
 ALPHA = 1e-3
 """Chance that an honest engine fails, over all tests of all subjects together."""
 FIRST, JOINT = "first token", "first tokens jointly"
-RATINGS, ACCEPTED = "tokens by the drafter's rating", "accepted first drafts"
-"""Names of the tests; the last two need drafts that come with q."""
+RATINGS, ACCEPTED = "tokens by the drafter's rating", "accepted drafts"
+"""Names of the tests; the last two depend on what is drafted: see `Watch`."""
 SAMPLES = 16
 """Samples of a prompt in a round."""
 SETTINGS = (
@@ -64,11 +66,11 @@ class Distribution:
     joint: Comparison
     ratings: Tally | None
     """see `Watch.ratings`; None where drafts come without q"""
-    first_drafts: Tally | None
-    """see `Watch.first_drafts`; None but by `rejection`"""
+    acceptance: Tally | None
+    """see `Watch.acceptance`; None where nothing is said of it"""
     tokens_per_step: float | None
     theory: float | None
-    """tokens per step of a chain by the formula, from the mean of sum min(p, q)"""
+    """see `Watch.theory`"""
 
     @property
     def tests(self) -> dict[str, Comparison | Tally]:
@@ -77,7 +79,7 @@ class Distribution:
             FIRST: self.first,
             JOINT: self.joint,
             RATINGS: self.ratings,
-            ACCEPTED: self.first_drafts,
+            ACCEPTED: self.acceptance,
         }
         return {name: test for name, test in tests.items() if test is not None}
 
@@ -113,11 +115,15 @@ def sample(
     allowance: Allowance,
     seed: int,
     advance: Callable[[], None] = lambda: None,
+    draws: bool = True,
 ) -> Generator[Samples]:
-    """Samples all questions together, round by round; yields all samples so far."""
+    """Samples all questions together, round by round; yields all samples so far.
+
+    `draws`: see `Subject`.
+    """
     samples = Samples([[] for _ in questions])
     length = questions[0].joint.length
-    with watched(engine) as samples.watch:
+    with watched(engine, draws) as samples.watch:
         for number in allowance.spend():
             requests = [
                 Request(
@@ -127,7 +133,7 @@ def sample(
                         # Room for a whole draft after the last token that counts.
                         max_tokens=length + engine.config.depth + 1,
                         n=SAMPLES,
-                        seed=(seed + number * len(questions) + i) % 2**64,
+                        seed=_own_seed(seed, number, i),
                     ),
                 )
                 for i, question in enumerate(questions)
@@ -136,6 +142,12 @@ def sample(
                 texts += [sequence.output[:length] for sequence in answers]
             advance()
             yield samples
+
+
+def _own_seed(seed: int, number: int, question: int) -> int:
+    """Of a question in a round: unrelated to those of other rounds, and of other proofs."""
+    source = np.random.SeedSequence(seed, spawn_key=(number, question))
+    return int(source.generate_state(1, np.uint64)[0])
 
 
 def judge(questions: Sequence[Question], samples: Samples, exact: bool) -> Distribution:
@@ -152,7 +164,7 @@ def judge(questions: Sequence[Question], samples: Samples, exact: bool) -> Distr
         compare([question.first.count(texts) for question, texts in pairs], exact),
         compare([question.joint.count(texts) for question, texts in pairs], exact),
         watch.ratings if watch.ratings.trials else None,
-        watch.first_drafts if watch.first_drafts.trials else None,
+        watch.acceptance if watch.acceptance.trials else None,
         watch.tokens_per_step,
         watch.theory,
     )

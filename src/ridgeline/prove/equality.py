@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,7 +28,9 @@ class Difference:
     """Where a drafted text parts from the plain one."""
 
     prompt: int
-    """index of the prompt among those written: two requests each"""
+    """index of the prompt"""
+    few_words: bool
+    """answered in few words"""
     sampled: bool
     """seeded; else greedy"""
     batch: bool
@@ -39,8 +40,9 @@ class Difference:
     plain: int | None
     """the plain text's token there; None: it has ended"""
     drafted: int | None
-    margin: float
-    """by how much the plain token leads in what decides: see `Reference.margin`"""
+    margin: float | None
+    """by how much the plain token leads in what decides: see `Reference.margin`; None: one of the
+    texts has ended"""
     rounding: bool
     """whether rounding explains it"""
 
@@ -71,6 +73,11 @@ class Equality:
     def failed(self) -> bool:
         """Whether a difference is more than rounding."""
         return any(not difference.rounding for difference in self.differences)
+
+    @property
+    def could_fail(self) -> bool:
+        """Whether drafts had any part in the texts."""
+        return self.accepted > 0
 
 
 def few_words(prompt: Sequence[int]) -> SamplingParams:
@@ -148,6 +155,7 @@ def compare_texts(
     written += [(i, True, samples[0]) for i, samples in zip(chosen, batch, strict=True)]
     advance()
     differences = []
+    short = sum(bool(request.params.logit_bias) for request in plain.requests) // 2
     for i, together, sequence in written:
         request, before, after = plain.requests[i], plain.outputs[i], sequence.output
         length = max(len(before), len(after))
@@ -155,7 +163,7 @@ def compare_texts(
         if at is None:
             continue
         tokens = [output[at] if at < len(output) else None for output in (before, after)]
-        margin = math.inf
+        margin = None
         if tokens[0] is not None and tokens[1] is not None:
             margin = reference.margin(
                 request.tokens, before[:at], tokens[0], tokens[1], request.params
@@ -163,14 +171,15 @@ def compare_texts(
         unit = 1.0 if request.params.greedy else 1 / request.params.temperature
         differences.append(
             Difference(
-                i // 2,
+                i // 2 - (0 if request.params.logit_bias else short),
+                bool(request.params.logit_bias),
                 not request.params.greedy,
                 together,
                 at,
                 tokens[0],
                 tokens[1],
                 margin,
-                abs(margin) <= ROUNDING * rounding * unit and rounding > 0,
+                margin is not None and rounding > 0 and abs(margin) <= ROUNDING * rounding * unit,
             )
         )
     return Equality(

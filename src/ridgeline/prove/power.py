@@ -10,6 +10,7 @@ from ridgeline.prove.allowance import Allowance
 from ridgeline.prove.distribution import Question, judge, sample
 from ridgeline.prove.equality import Plain, compare_texts
 from ridgeline.prove.faults import Fault
+from ridgeline.prove.numerics import Trial
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.subject import Subject
 
@@ -27,6 +28,8 @@ class Detection:
     """the test that found it; None: none did"""
     samples: int
     """texts that were sampled until then"""
+    planted: bool = True
+    """False: the time was over"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Exam:
     """see `Reference.rounding`; the largest of some prompts"""
     plain: Plain
     questions: Sequence[Question]
+    trials: Sequence[Trial]
     seed: int
 
     @property
@@ -79,7 +83,9 @@ def detect(
             advance()
             if equality.failed:
                 return Detection(fault.name, effect.count, EQUALITY, 0)
-        with closing(sample(engine, exam.questions, allowance, exam.seed, advance)) as rounds:
+        with closing(
+            sample(engine, exam.questions, allowance, exam.seed, advance, subject.draws)
+        ) as rounds:
             due = 0
             for samples in rounds:
                 count = samples.count

@@ -18,15 +18,17 @@ from ridgeline.prove.equality import (
     write_plainly,
 )
 from ridgeline.prove.faults import FAULTS
-from ridgeline.prove.numerics import Numerics, stress
+from ridgeline.prove.numerics import LOGITS, Numerics, Trial, stress
 from ridgeline.prove.power import Detection, Exam, detect
 from ridgeline.prove.reference import Reference
 from ridgeline.prove.statistics import holm
 from ridgeline.prove.subject import Options, Subject, hands_q
 
-EQUALITY, DISTRIBUTION = 0.15, 0.5
-"""Shares of the time; numerics takes what it needs, and power the rest."""
-NUMERIC_TOKENS = 8
+EQUALITY = 0.1
+"""Share of the time for part 1."""
+SAMPLING = 0.55
+"""Share for part 2 of what the preparations and parts 1 and 4 leave; the rest is part 3's."""
+NUMERIC_TOKENS = 6
 """Length of the texts of part 4."""
 MEASURED = 3
 """Prompts that rounding is measured on."""
@@ -78,6 +80,8 @@ class Proof:
     """Everything that was found."""
 
     plan: Plan
+    prompts: int
+    """how many there were to take from"""
     exam: Exam
     threshold: float
     """p-values of at most this count as found, whatever the other tests say"""
@@ -118,10 +122,17 @@ def prove(
         RidgelineError: see `LLM`.
     """
     started = time.monotonic()
+    end = None if plan.seconds is None else started + plan.seconds
     subjects = subjects_of(loaded, prompts, plan)
-    exam = prepare(subjects[0], prompts, plan, EQUALITY / (1 + 2 * len(subjects)), tell)
-    share = DISTRIBUTION / len(subjects)
-    results = [examine(subject, exam, prompts, plan, share, tell) for subject in subjects]
+    exam = prepare(subjects[0], prompts, plan, len(subjects), tell)
+    checked = [check(subject, exam, tell) for subject in subjects]
+    rest = _left(end, SAMPLING)
+    power_begins = None if rest is None else time.monotonic() + rest
+    results = []
+    for number, (subject, found) in enumerate(zip(subjects, checked, strict=True)):
+        seconds = _left(power_begins, 1 / (len(subjects) - number))
+        distribution, samples = search(subject, exam, plan, seconds, tell)
+        results.append(Result(subject, *found, distribution, samples))
 
     p_values = [p for result in results for p in result.distribution.p_values.values()]
     fallen = holm(p_values, ALPHA)
@@ -131,15 +142,15 @@ def prove(
     threshold = ALPHA / len(p_values)
     pairs = [
         (result, fault)
-        for result in results
         for fault in FAULTS
+        for result in results
         if not fault.by_ratio or result.distribution.ratings is not None
     ]
     for done, (result, fault) in enumerate(pairs):
-        seconds = None
-        if plan.seconds is not None:
-            left = started + plan.seconds - time.monotonic()
-            seconds = max(left, 0.0) / (len(pairs) - done)
+        seconds = _left(end, 1 / (len(pairs) - done))
+        if seconds == 0 and result.detections:  # one is always planted
+            result.detections.append(Detection(fault.name, 0, None, 0, planted=False))
+            continue
         detection = detect(
             result.subject,
             exam,
@@ -150,7 +161,7 @@ def prove(
             partial(tell, f"power, {result.subject.name}: {fault.name}"),
         )
         result.detections.append(detection)
-    return Proof(plan, exam, threshold, results, time.monotonic() - started)
+    return Proof(plan, len(prompts), exam, threshold, results, time.monotonic() - started)
 
 
 def subjects_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plan: Plan) -> list[Subject]:
@@ -175,35 +186,33 @@ def subjects_of(loaded: LoadedModel, prompts: Sequence[Sequence[int]], plan: Pla
     if hands_q(drawing, prompts[0]):
         return given
     stand_ins = [replace(subject, drafter=None) for subject in given]
-    return [*(subject for subject in given if subject.rule == "match"), *stand_ins]
+    fixed = [replace(subject, draws=False) for subject in given if subject.rule == "match"]
+    return [*fixed, *stand_ins]
 
 
 def prepare(
-    subject: Subject, prompts: Sequence[Sequence[int]], plan: Plan, share: float, tell: Tell
+    subject: Subject, prompts: Sequence[Sequence[int]], plan: Plan, subjects: int, tell: Tell
 ) -> Exam:
-    """What all subjects are compared with, of which `subject` is one; plain texts take `share`."""
+    """What all `subjects` are compared with, of which `subject` is one."""
     tell("exact probabilities")
     reference = Reference(subject.loaded, subject.longest, subject.longest)
     rounding = max(reference.rounding(prompt) for prompt in prompts[:MEASURED])
     questions = list(ask(reference, prompts, plan.options.depth + 2))
+    # Every subject writes the plain texts twice: alone and in a batch.
+    share = None if plan.seconds is None else EQUALITY * plan.seconds / (1 + 2 * subjects)
     plain = write_plainly(
         subject.plain(),
         requests_of(prompts, plan.tokens, plan.seed),
-        Allowance(None, _seconds(plan, share)),
+        Allowance(None, share),
         partial(tell, "plain texts"),
     )
-    return Exam(reference, rounding, plain, questions, plan.seed)
+    shortest = [min(prompts, key=len)]
+    trials = [Trial(subject, kind, shortest, NUMERIC_TOKENS, plan.seed) for kind in LOGITS]
+    return Exam(reference, rounding, plain, questions, trials, plan.seed)
 
 
-def examine(
-    subject: Subject,
-    exam: Exam,
-    prompts: Sequence[Sequence[int]],
-    plan: Plan,
-    share: float,
-    tell: Tell,
-) -> Result:
-    """Parts 1, 4 and 2, the last within `share` of the time."""
+def check(subject: Subject, exam: Exam, tell: Tell) -> tuple[Equality, Numerics]:
+    """Parts 1 and 4."""
     equality = compare_texts(
         subject,
         exam.plain,
@@ -211,21 +220,21 @@ def examine(
         exam.rounding,
         advance=partial(tell, f"equality, {subject.name}"),
     )
-    numerics = stress(
-        subject,
-        [min(prompts, key=len)],
-        NUMERIC_TOKENS,
-        exam.rounding,
-        plan.seed,
-        partial(tell, f"numerics, {subject.name}"),
-    )
-    allowance = Allowance(plan.rounds, _seconds(plan, share))
+    told = partial(tell, f"numerics, {subject.name}")
+    return equality, stress(subject, exam.trials, exam.rounding, told)
+
+
+def search(
+    subject: Subject, exam: Exam, plan: Plan, seconds: float | None, tell: Tell
+) -> tuple[Distribution, int]:
+    """Part 2, and how many texts it sampled."""
+    engine, allowance = subject.start(), Allowance(plan.rounds, seconds)
     told = partial(tell, f"distribution, {subject.name}")
-    for samples in sample(subject.start(), exam.questions, allowance, plan.seed, told):
+    for samples in sample(engine, exam.questions, allowance, plan.seed, told, subject.draws):
         latest = samples
-    distribution = judge(exam.questions, latest, exam.exact)
-    return Result(subject, equality, numerics, distribution, latest.count)
+    return judge(exam.questions, latest, exam.exact), latest.count
 
 
-def _seconds(plan: Plan, share: float) -> float | None:
-    return None if plan.seconds is None else share * plan.seconds
+def _left(end: float | None, share: float) -> float | None:
+    """So much of the seconds until `end`; None: without limit."""
+    return None if end is None else share * max(0.0, end - time.monotonic())

@@ -36,7 +36,7 @@ def page(loaded: LoadedModel, proof: Proof) -> Iterator[str]:
     yield f"Target: {loaded.name}, {loaded.model.computes}, on {loaded.model.device}."
     yield (
         f"Drafter: {plan.drafter}, depth {plan.options.depth}, {plan.options.nodes} nodes; "
-        f"seed {plan.seed}; {proof.seconds:.0f} s."
+        f"{proof.prompts} prompts; seed {plan.seed}; {proof.seconds:.0f} s."
     )
     if any(result.subject.drafter is None for result in proof.results):
         yield (
@@ -114,6 +114,7 @@ def findings(loaded: LoadedModel, proof: Proof) -> dict[str, Any]:
             "drafter": portable(plan.drafter),
             "rules": plan.rules,
             **asdict(plan.options),
+            "prompts": proof.prompts,
             "tokens": plan.tokens,
             "seed": plan.seed,
             "seconds": plan.seconds,
@@ -141,6 +142,7 @@ def _subject(result: Result, threshold: float) -> dict[str, Any]:
             ),
             "p_value": test.p_value,
             "smallest_drift": test.smallest_drift(threshold),
+            "could_fail": test.smallest_drift(threshold) < 1,
         }
         for name, test in found.tests.items()
     }
@@ -149,7 +151,11 @@ def _subject(result: Result, threshold: float) -> dict[str, Any]:
         "drafter": portable(result.subject.drafter),
         "failed": result.failed,
         "could_fail": result.could_fail,
-        "equality": asdict(result.equality),
+        "equality": {
+            **asdict(result.equality),
+            "failed": result.equality.failed,
+            "could_fail": result.equality.could_fail,
+        },
         "distribution": {
             "samples": result.samples,
             "drift": result.drift,
@@ -167,16 +173,26 @@ def _equality(result: Result) -> Iterator[str]:
     kinds = "greedy and seeded" if equality.sampled else "greedy"
     differences = equality.differences
     found = f"{len(differences)} differ" if differences else "all the same"
+    if not equality.could_fail:
+        found += ". COULD NOT HAVE FAILED: no draft was accepted"
     yield (
         f"   {result.subject.name}: {equality.texts} texts, {kinds}, {equality.tokens} tokens of "
         f"which {equality.accepted} were drafted: {found}"
     )
     for d in differences[:SHOWN]:
-        how = f"{'seeded' if d.sampled else 'greedy'}, {'in a batch' if d.batch else 'alone'}"
-        yield (
-            f"      text {d.prompt + 1}, {how}: token {d.position + 1} is {d.drafted}, plainly "
-            f"{d.plain}; logit margin {d.margin:.2g}{', rounding' if d.rounding else ''}"
+        how = (
+            f"{'in few words, ' if d.few_words else ''}{'seeded' if d.sampled else 'greedy'}, "
+            f"{'in a batch' if d.batch else 'alone'}"
         )
+        margin = "" if d.margin is None else f"; logit margin {d.margin:.2g}"
+        yield (
+            f"      prompt {d.prompt + 1}, {how}: token {d.position + 1} {_said(d.drafted)}, "
+            f"plainly {_said(d.plain)}{margin}{', rounding' if d.rounding else ''}"
+        )
+
+
+def _said(token: int | None) -> str:
+    return "is none, the text has ended" if token is None else f"is {token}"
 
 
 def _distribution(result: Result, threshold: float) -> Iterator[str]:
@@ -188,7 +204,9 @@ def _distribution(result: Result, threshold: float) -> Iterator[str]:
     for name, test in found.tests.items():
         drift = test.smallest_drift(threshold)
         least = (
-            f"a drift of {drift:.1%} shows" if drift < 1 else "too few samples to show any drift"
+            f"a drift of {drift:.1%} shows"
+            if drift < 1
+            else "COULD NOT HAVE FAILED: too few samples to show any drift"
         )
         yield f"      {name}: p = {test.p_value:.2g}; {least}"
     yield (
@@ -196,7 +214,8 @@ def _distribution(result: Result, threshold: float) -> Iterator[str]:
         f"{joint.low:.3f} and {joint.high:.3f} ({CONFIDENCE:.0%})"
     )
     if found.tokens_per_step is not None:
-        theory = "" if found.theory is None else f"; a chain, by theory: {found.theory:.2f}"
+        chain = ", a chain" if result.subject.draws else ""
+        theory = "" if found.theory is None else f"; by theory{chain}: {found.theory:.2f}"
         yield f"      tokens per step: {found.tokens_per_step:.2f}{theory}"
 
 
@@ -210,6 +229,8 @@ def _power(result: Result) -> Iterator[str]:
 
 
 def _detection(detection: Detection) -> str:
+    if not detection.planted:
+        return "not planted: no time was left"
     if detection.found_by is None:
         if not detection.effects:
             return "made no difference to anything here"

@@ -62,6 +62,8 @@ class Subject:
     longest: int
     """tokens of the longest text, prompt included"""
     blur: float = BLUR
+    draws: bool = True
+    """whether drafts are drawn, be it with the target's own noise, or follow from the text"""
 
     @property
     def name(self) -> str:

@@ -24,10 +24,16 @@ RATINGS = (0.25, 1.0)
 """Where classes of tokens by q / p begin and end."""
 
 
+Visited = tuple[Observation, list[int]]
+"""What was seen of a tree, and the nodes of its accepted path that have children."""
+
+
 @dataclass
 class Watch:
     """Sums over the steps of an engine in which something was drafted."""
 
+    draws: bool = True
+    """see `Subject`"""
     steps: int = 0
     drafted: int = 0
     """nodes"""
@@ -38,10 +44,15 @@ class Watch:
     """trees with siblings"""
     drawn: int = 0
     """trees that came with the distributions that they were drawn from"""
+    broken: int = 0
+    """distributions p that do not sum to 1, or hold NaN; such a q the engine refuses"""
     ratings: Tally = field(default_factory=lambda: Tally(len(RATINGS) + 1))
     """tokens emitted at nodes that had drawn children, by what the drafter held of them"""
-    first_drafts: Tally = field(default_factory=lambda: Tally(2))
-    """of those nodes: whether the first child was rejected, or accepted"""
+    acceptance: Tally = field(default_factory=lambda: Tally(2))
+    """whether drafts were rejected or accepted: by `rejection` the first child of those nodes; by
+    `match`, if the drafter does not draw, any child of a node"""
+    _overlap: float = 0.0
+    """sum over those nodes of sum min(p, q)"""
     _proposals: dict[int, DraftProposal] = field(default_factory=dict)
     _logits: Tensor | None = None
 
@@ -52,16 +63,23 @@ class Watch:
 
     @property
     def theory(self) -> float | None:
-        """Tokens a step of a chain as deep, by the formula for drafts accepted independently."""
-        first = self.first_drafts
-        if not first.trials:
-            return None
-        return expected_tokens(float(first.expected[1]) / first.trials, self.depth)
+        """What the tokens per step should be, from p and from what was drafted.
+
+        Of drawn drafts: those of a chain as deep, verified token by token, by the formula for
+        drafts accepted independently, with the mean of sum min(p, q). Else the expectation itself,
+        given the trees.
+        """
+        if self.ratings.trials:
+            return expected_tokens(self._overlap / self.ratings.trials, self.depth)
+        if self.acceptance.trials:
+            return 1 + float(self.acceptance.expected[1]) / self.steps
+        return None
 
     def note(self, observations: Sequence[Observation], rule: str) -> None:
         """Counts a step under a rule."""
-        drawn: list[tuple[Observation, list[int], Tensor]] = []
+        visited: list[Visited] = []
         at: list[int] = []
+        q: list[Tensor] = []
         row = 0  # of the logits: the present root's
         for seen in observations:
             if seen.check is None:
@@ -73,20 +91,35 @@ class Watch:
                 self.accepted += seen.check.accepted
                 self.depth = max(self.depth, int(tree.depth.max()) - tree.root)
                 self.branching += any(len(tree.children(node)) > 1 for node in range(tree.size))
-                q = self._proposals[seen.sequence.id].q
-                if q is not None:
+                own = self._proposals[seen.sequence.id].q
+                self.drawn += own is not None
+                if own is not None or not self.draws:
                     nodes = [node for node in seen.check.path.tolist() if tree.children(node)]
-                    own = [node - tree.root for node in nodes]
-                    drawn.append((seen, nodes, q[own]))
-                    at += [row + node for node in own]
+                    visited.append((seen, nodes))
+                    at += [row + node - tree.root for node in nodes]
+                    if own is not None:
+                        q.append(own[[node - tree.root for node in nodes]])
             row += 1 + tree.drafted
-        if drawn:
-            self.drawn += len(drawn)
-            self._compare(drawn, at, rule)
+        if not visited:
+            return
+        p = self._probabilities(visited, at)
+        if q:
+            self._compare(visited, p, torch.cat(q), rule)
+        elif rule == "match":
+            self._foresee(visited, p)
 
-    def _compare(
-        self, drawn: Sequence[tuple[Observation, list[int], Tensor]], at: list[int], rule: str
-    ) -> None:
+    def _probabilities(self, visited: Sequence[Visited], at: list[int]) -> Tensor:
+        """f32[nodes,V]: p at the nodes, whose logits are the rows `at`."""
+        assert self._logits is not None
+        rows = []
+        for seen, nodes in visited:
+            before = seen.sequence.tokens[: seen.start + seen.tree.trunk]
+            rows.append(replace(seen.sequence.rows(seen.tree, np.array(nodes)), tokens=before))
+        p = process(self._logits[at], rows).softmax(1)
+        self.broken += int((~((p.sum(1) - 1).abs() < 1e-3)).sum())
+        return p
+
+    def _compare(self, visited: Sequence[Visited], p: Tensor, q: Tensor, rule: str) -> None:
         """Counts what came of drawn drafts.
 
         Whatever was drafted, the token emitted at a node is one of p, so it falls into each class
@@ -95,35 +128,49 @@ class Watch:
         3.5).
 
         Args:
-            drawn: observations, their accepted paths' nodes that have children, and the rows
-                f32[nodes,V] of q that these were drawn from.
-            at: rows of the logits that belong to the nodes.
+            visited: N nodes in all.
+            p: f32[N,V].
+            q: f32[N,V], which the nodes' children were drawn from.
             rule: that verified them.
         """
-        assert self._logits is not None
-        rows, tokens, passed = [], [], []
-        for seen, nodes, _ in drawn:
+        tokens: list[int] = []
+        passed: list[int] = []
+        for seen, nodes in visited:
             assert seen.check is not None
-            before = seen.sequence.tokens[: seen.start + seen.tree.trunk]
-            rows.append(replace(seen.sequence.rows(seen.tree, np.array(nodes)), tokens=before))
             tokens += seen.check.tokens[: len(nodes)]
             path = set(seen.check.path.tolist())
             passed += [int(seen.tree.children(node)[0] in path) for node in nodes]
-        p, q = process(self._logits[at], rows).softmax(1), torch.cat([part for *_, part in drawn])
         edges = torch.tensor(RATINGS, device=q.device)
         rating = torch.bucketize(torch.where(p > 0, q / p, 0.0), edges, right=True)
         share = p.new_zeros(len(p), len(RATINGS) + 1).scatter_add_(1, rating, p)
         emitted = torch.tensor(tokens, device=q.device)[:, None]
         self.ratings.add(rating.gather(1, emitted)[:, 0], share)
+        accepted = torch.minimum(p, q).sum(1).clamp_max(1.0)
+        self._overlap += float(accepted.sum())
         if rule == "rejection":
-            accepted = torch.minimum(p, q).sum(1).clamp_max(1.0)
-            self.first_drafts.add(torch.tensor(passed), torch.stack([1 - accepted, accepted], 1))
+            self.acceptance.add(torch.tensor(passed), torch.stack([1 - accepted, accepted], 1))
+
+    def _foresee(self, visited: Sequence[Visited], p: Tensor) -> None:
+        """Counts which drafts were accepted that do not depend on what the target will draw.
+
+        One is accepted if it is what the target draws: with the probabilities p of the children.
+        """
+        passed: list[int] = []
+        expected = p.new_zeros(len(p))
+        for seen, nodes in visited:
+            assert seen.check is not None
+            for i, node in enumerate(nodes):
+                children = seen.tree.tokens[seen.tree.children(node)]
+                expected[len(passed)] = p[len(passed), torch.from_numpy(children)].sum()
+                passed.append(int(i < seen.check.accepted))
+        expected.clamp_(max=1.0)
+        self.acceptance.add(torch.tensor(passed), torch.stack([1 - expected, expected], 1))
 
 
 @contextmanager
-def watched(engine: Engine) -> Iterator[Watch]:
-    """Watches the engine's target and drafter as long as this lasts."""
-    watch, target, drafter = Watch(), engine.target, engine.drafter
+def watched(engine: Engine, draws: bool = True) -> Iterator[Watch]:
+    """Watches the engine's target and drafter, which `draws` or not, as long as this lasts."""
+    watch, target, drafter = Watch(draws), engine.target, engine.drafter
     assert drafter is not None
     forward, propose, observe = target.forward, drafter.propose, drafter.observe
 
