@@ -26,7 +26,7 @@ from ridgeline.prove.subject import Options, Subject, hands_q
 
 EQUALITY = 0.1
 """Share of the time for part 1."""
-SAMPLING = 0.55
+SAMPLING = 0.45
 """Share for part 2 of what the preparations and parts 1 and 4 leave; the rest is part 3's."""
 NUMERIC_TOKENS = 6
 """Length of the texts of part 4."""
