@@ -74,6 +74,13 @@ class Result:
         """Whether the tests found at least one planted fault."""
         return any(detection.found_by for detection in self.detections)
 
+    @property
+    def ratio_untested(self) -> bool:
+        """Whether drafts were accepted by ratios, and no planted fault of that was noticed."""
+        own = {fault.name for fault in FAULTS if fault.by_ratio}
+        found = {detection.fault for detection in self.detections if detection.found_by}
+        return self.distribution.ratings is not None and not own & found
+
 
 @dataclass(frozen=True)
 class Proof:
