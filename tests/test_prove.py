@@ -381,6 +381,8 @@ def test_the_page_and_the_file_say_the_same(proof: Proof) -> None:
     found = findings(loaded, proof)
     assert text.startswith("PASS: ")
     assert found["verdict"] == verdict(proof)
+    assert "no fault in accepting" not in text
+    assert not any(entry["ratio_untested"] for entry in found["subjects"])
     assert found["passed"]
     for result, entry in zip(proof.results, found["subjects"], strict=True):
         assert result.subject.name in text

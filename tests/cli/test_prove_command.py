@@ -81,6 +81,10 @@ def test_an_honest_engine(prove: Prove, target: Path, tmp_path: Path) -> None:
     assert f"{named['rejection']}: 28 texts, 168 tokens: nothing wrong" in page
     assert "depth 3, 6 nodes; 2 prompts; seed 3; " in page
     assert "The target's logits have the same bits whatever is computed beside them." in page
+    few = (
+        "But no fault in accepting and correcting by ratios was noticed, the samples were too few: "
+    )
+    assert f"{few}{named['rejection']}, {named['block']}. Give it more --minutes." in page
     assert f"fails here in one of {1 / ALPHA:,.0f} runs at most" in page
     assert re.search(r"first token: p = \S+; a drift of \d+\.\d% shows", page)
     assert "total variation over " in page

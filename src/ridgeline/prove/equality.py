@@ -54,6 +54,12 @@ class Plain:
     requests: list[Request]
     outputs: list[list[int]]
 
+    def parts(self) -> list[Plain]:
+        """Those in few words, which show most and come first, and the others."""
+        short = sum(bool(request.params.logit_bias) for request in self.requests)
+        cuts = [(0, short), (short, len(self.requests))]
+        return [Plain(self.requests[i:j], self.outputs[i:j]) for i, j in cuts if i < j]
+
 
 @dataclass(frozen=True)
 class Equality:

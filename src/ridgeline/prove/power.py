@@ -77,12 +77,13 @@ def detect(
     count, found = 0, None
     with fault.plant(engine) as effect:
         if not fault.by_ratio:
-            equality = compare_texts(
-                subject, exam.plain, exam.reference, exam.rounding, alone=False, engine=engine
-            )
-            advance()
-            if equality.failed:
-                return Detection(fault.name, effect.count, EQUALITY, 0)
+            for plain in exam.plain.parts():
+                equality = compare_texts(
+                    subject, plain, exam.reference, exam.rounding, alone=False, engine=engine
+                )
+                advance()
+                if equality.failed:
+                    return Detection(fault.name, effect.count, EQUALITY, 0)
         with closing(
             sample(engine, exam.questions, allowance, exam.seed, advance, subject.draws)
         ) as rounds:

@@ -26,7 +26,7 @@ from ridgeline.prove.subject import Options, Subject, hands_q
 
 EQUALITY = 0.1
 """Share of the time for part 1."""
-SAMPLING = 0.55
+SAMPLING = 0.45
 """Share for part 2 of what the preparations and parts 1 and 4 leave; the rest is part 3's."""
 NUMERIC_TOKENS = 6
 """Length of the texts of part 4."""
@@ -73,6 +73,13 @@ class Result:
     def could_fail(self) -> bool:
         """Whether the tests found at least one planted fault."""
         return any(detection.found_by for detection in self.detections)
+
+    @property
+    def ratio_untested(self) -> bool:
+        """Whether drafts were accepted by ratios, and no planted fault of that was noticed."""
+        own = {fault.name for fault in FAULTS if fault.by_ratio}
+        found = {detection.fault for detection in self.detections if detection.found_by}
+        return self.distribution.ratings is not None and not own & found
 
 
 @dataclass(frozen=True)

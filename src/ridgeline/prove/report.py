@@ -31,6 +31,12 @@ def show(console: Console, loaded: LoadedModel, proof: Proof) -> None:
 def page(loaded: LoadedModel, proof: Proof) -> Iterator[str]:
     """Its lines."""
     yield verdict(proof)
+    unseen = [result.subject.name for result in proof.results if result.ratio_untested]
+    if unseen:
+        yield (
+            "But no fault in accepting and correcting by ratios was noticed, the samples were too "
+            f"few: {', '.join(unseen)}. Give it more --minutes."
+        )
     yield ""
     plan, exam = proof.plan, proof.exam
     yield f"Target: {loaded.name}, {loaded.model.computes}, on {loaded.model.device}."
@@ -151,6 +157,7 @@ def _subject(result: Result, threshold: float) -> dict[str, Any]:
         "drafter": portable(result.subject.drafter),
         "failed": result.failed,
         "could_fail": result.could_fail,
+        "ratio_untested": result.ratio_untested,
         "equality": {
             **asdict(result.equality),
             "failed": result.equality.failed,
