@@ -144,3 +144,6 @@ def test_answers_go_on_where_they_were_interrupted(
     again = opened(tmp_path / "b")
     assert _distilled(target, job, tmp_path / "b", again, 0) == texts
     assert_alike(again, whole)
+    again.fill([*texts, *some_texts(1)])  # --data beside it
+    assert _distilled(target, job, tmp_path / "b", again, 0) == texts
+    assert len(again) == len(texts) + 1, "not to be computed once more"

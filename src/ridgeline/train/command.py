@@ -102,11 +102,10 @@ def _distilled(
     file = work / "texts.jsonl"
     for group in distil(llm, prompts, file, job.answers, job.answer_tokens, seed):
         states, long = recorder.take(), [text.written > SHORTEST for text in group]
-        texts += compress(group, long)
         if states:
+            store.fill(texts)  # what an earlier run wrote, where its states were lost
             store.append([*compress(group, long)], [*compress(states, long)])
-        else:
-            store.fill(texts)
+        texts += compress(group, long)
     return texts
 
 
