@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ridgeline.draft.int8 import restored
 from ridgeline.errors import ModelLoadError, reason
 from ridgeline.model import hub
 
@@ -69,7 +70,7 @@ def read_files(
             tensors = {name: held[name]() for name in (wanted(held) if wanted else held)}
     if not all(isinstance(t, Tensor) for t in tensors.values()):
         raise ModelLoadError(f"{path} holds something else than tensors")
-    return HeadFiles(path, config, tensors)
+    return HeadFiles(path, config, restored(tensors, path))
 
 
 def _tensors(file: Path, opened: ExitStack) -> dict[str, Callable[[], Tensor]]:

@@ -47,6 +47,8 @@ class Job:
     intermediate: int | None = None
     cache_gb: float = 20.0
     compact: bool = False
+    bits: int = 16
+    """of a weight of the saved head, 16 or 8"""
 
 
 def run_training(target: LoadedModel, job: Job, options: TrainOptions) -> Path:
@@ -57,6 +59,8 @@ def run_training(target: LoadedModel, job: Job, options: TrainOptions) -> Path:
     """
     if job.method not in METHODS:
         raise ConfigError(f"there is no method {job.method!r}; they are {', '.join(METHODS)}")
+    if job.bits not in (8, 16):
+        raise ConfigError(f"weights of {job.bits} bits cannot be saved; --bits is 8 or 16")
     job.out.mkdir(parents=True, exist_ok=True)  # fails now rather than after the first hour
     console, work = Console(), job.work or job.out / "work"
     layers = len(target.model.layers)
@@ -85,7 +89,7 @@ def run_training(target: LoadedModel, job: Job, options: TrainOptions) -> Path:
         "figures": figures,
         "versions": {"ridgeline": version("ridgeline"), "torch": torch.__version__},
     }
-    save_head(job.out, job.method, task.network, ids, target, provenance, job.compact)
+    save_head(job.out, job.method, task.network, ids, target, provenance, job.compact, job.bits)
     console.print(f"saved to {job.out}; use it with --drafter {job.method}:{job.out}")
     return job.out
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from ridgeline.draft.checkpoint import EAGLE, EAGLE3, MTP, hidden_size
+from ridgeline.draft.int8 import CONFIG, rounded
 from ridgeline.draft.medusa import MedusaHeads
 from ridgeline.draft.network import HeadShape, RecurrentHead
 from ridgeline.model.load import LoadedModel
@@ -121,10 +122,12 @@ def save_head(
     target: LoadedModel,
     provenance: Mapping[str, Any],
     compact: bool,
+    bits: int,
 ) -> None:
-    """Writes model.safetensors (bf16), config.json and provenance.json in the public layout.
+    """Writes model.safetensors, config.json and provenance.json in the public layout.
 
     `compact` leaves out the LM head, whose rows are the target's own: other engines need it.
+    `bits` of a weight are 16 (bf16) or 8.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {"d2t": ids - torch.arange(len(ids))}
@@ -159,6 +162,8 @@ def save_head(
             layers = list(network.shape.features)
             config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}
     config["base_model_name_or_path"] = target.name
+    if bits == 8:
+        tensors, config["quantization_config"] = rounded(tensors), CONFIG
     save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2, default=str) + "\n")

@@ -56,6 +56,7 @@ def train(
     compact: Annotated[
         bool, typer.Option("--compact", help="Leave out the LM head, which is the model's own.")
     ] = False,
+    bits: Annotated[int, typer.Option(help="Of a weight of the saved head: 16 or 8.")] = 16,
 ) -> None:
     """Train a draft head for a model; the same command goes on where it was interrupted."""
     from ridgeline.loading import load_llm
@@ -75,6 +76,7 @@ def train(
         intermediate=intermediate,
         cache_gb=cache_gb,
         compact=compact,
+        bits=bits,
     )
     options = TrainOptions(epochs=epochs, learning_rate=learning_rate, minutes=minutes, seed=seed)
     target = load_llm(model, dtype=dtype, device=device, threads=threads).loaded
