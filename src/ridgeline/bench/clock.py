@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -66,24 +67,20 @@ def clocked(engine: Engine) -> Iterator[Clock]:
         clock.decodes = len(batch.keep) == len(batch.tokens)
         return output
 
-    # Attributes of these two objects hide the methods of their classes until they are deleted.
-    vars(target)["forward"] = timed_forward
-    if drafter is not None:
-        propose, observe = drafter.propose, drafter.observe
-
-        def timed_propose(requests: Any) -> Any:
-            proposals, seconds = clock.timed(lambda: propose(requests))
-            clock.proposals, clock.drafter = proposals, clock.drafter + seconds
-            return proposals
-
-        def timed_observe(observations: Any) -> None:
-            _, seconds = clock.timed(lambda: observe(observations))
-            clock.drafter += seconds
-
-        vars(drafter).update(propose=timed_propose, observe=timed_observe)
-    try:
-        yield clock
-    finally:
-        del vars(target)["forward"]
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(target, "forward", timed_forward))
         if drafter is not None:
-            del vars(drafter)["propose"], vars(drafter)["observe"]
+            propose, observe = drafter.propose, drafter.observe
+
+            def timed_propose(requests: Any) -> Any:
+                proposals, seconds = clock.timed(lambda: propose(requests))
+                clock.proposals, clock.drafter = proposals, clock.drafter + seconds
+                return proposals
+
+            def timed_observe(observations: Any) -> None:
+                _, seconds = clock.timed(lambda: observe(observations))
+                clock.drafter += seconds
+
+            timed = {"propose": timed_propose, "observe": timed_observe}
+            patches.enter_context(patch.multiple(drafter, **timed))
+        yield clock
