@@ -46,6 +46,7 @@ SHAPE = ModelShape(
         Part(HEAD, "int8", 100, 8.5),
     ),
     attention=(Attention(4, 6, key=3, value=5), Attention(4, 6, key=3, value=5, window=9)),
+    context=4096,
 )
 KNOWN = Calibration(
     machine={"processor": "made up", "threads": 2, "gpu": None},

@@ -38,6 +38,7 @@ TARGET = ModelShape(
     vocabulary=10,
     parts=(Part(LAYERS, "bf16", 100, 16), Part(HEAD, "bf16", 40, 16)),
     attention=(Attention(2, 8, 2, 2),) * 2,
+    context=4096,
 )
 SMALL = replace(TARGET, name="small", attention=TARGET.attention[:1])
 FREE = Planned("free", Method("free", "nothing", "made up"), None)

@@ -18,7 +18,7 @@ SLOW = Hardware("slow", "slow", 1e6, 100.0, {"bf16": 1000.0, "fp8": 2000.0}, "ma
 
 
 def model(*parts: Part, attention: tuple[Attention, ...] = ()) -> ModelShape:
-    return ModelShape("made up", 8, 16, parts, attention)
+    return ModelShape("made up", 8, 16, parts, attention, 4096)
 
 
 def test_every_row_has_a_source() -> None:

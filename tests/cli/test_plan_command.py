@@ -254,6 +254,7 @@ def test_tables_fit_a_terminal(hidden: int, tmp_path: Path) -> None:
         (("--batch", "0"), "batch is 0; it must be from 1 to 65536"),
         (("--depth", "65"), "depth is 65; it must be from 1 to 64"),
         (("--context", "-1"), "context is -1"),
+        (("--context", "131073"), "context is 131073; llama-3-70b reads 1 to 8192 tokens"),
         (("--devices", "0"), "devices is 0"),
         (("--drafter", "oracle"), "there is no plan for the drafter 'oracle'"),
         (("--measure",), "--measure measures this machine; leave --hardware out"),

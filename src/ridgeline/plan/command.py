@@ -30,7 +30,10 @@ def plan(
         str | None,
         option("fp32, bf16, fp16, fp8, int8 or int4.", MODEL, show_default="as it is stored"),
     ] = None,
-    context: Annotated[int, option("Tokens of each text.", MODEL)] = 1024,
+    context: Annotated[
+        int | None,
+        option("Tokens of each text.", MODEL, show_default="1024, or what the model reads"),
+    ] = None,
     batch: Annotated[
         list[int] | None,
         option("Texts at once; repeatable.", MODEL, show_default="1, 2, 4, ... 64"),
@@ -90,7 +93,6 @@ def plan(
     batches = sorted(set(batch or BATCHES))
     for name, value, most in (
         *(("batch", value, 1 << 16) for value in batches),
-        ("context", context, 1 << 24),
         ("devices", devices, 1 << 16),
         ("depth", depth, DEEPEST),
     ):

@@ -124,6 +124,7 @@ def _head(method: Method, target: ModelShape) -> ModelShape:
         vocabulary=vocabulary,
         parts=(projection, *layer, head),
         attention=target.attention[-1:] if layer else (),
+        context=target.context,
         cache_bits=target.cache_bits,
         obstacle=target.obstacle,
     )

@@ -30,6 +30,9 @@ from ridgeline.schedule.cost import Cost
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Precisions that a model can be loaded in, by the name that loading takes."""
 
+CONTEXT = 1024
+"""Tokens of a text, where that is not said and the model reads so many."""
+
 Say = Callable[[str], None]
 
 
@@ -46,7 +49,7 @@ class Wanted:
     drafters: tuple[str, ...] = ()
     draft_precision: str | None = None
     depth: int = 8
-    context: int = 1024
+    context: int | None = None
     acceptance: str | None = None
     bench: Path | None = None
     measure: bool = False
@@ -77,6 +80,7 @@ def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
     if wanted.precision:
         shape = shape.in_format(wanted.precision)
     shape = as_run(shape, device) if local else shape
+    context = _context(wanted, shape)
     rounded = "int4" if local and runs_natively(shape, device) else wanted.precision
     precision = wanted.draft_precision or rounded
     drafters = [planned(spec, shape, precision) for spec in _specs(wanted, shape)]
@@ -84,7 +88,7 @@ def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
         chosen = hardware(wanted.hardware).times(wanted.devices)
         cost_of = partial(Roofline, hardware=chosen)
         ranges = _ranges(wanted, drafters)
-        planner = Planner(cost_of(shape), cost_of, wanted.context)
+        planner = Planner(cost_of(shape), cost_of, context)
         return Setup(shape, chosen, "on paper: nothing is measured", planner, ranges)
     calibration = _calibrate(wanted, shape, drafters, device, say)
     cost: Cost = local_curve(shape, calibration)
@@ -97,10 +101,23 @@ def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
         ranges = _measured(wanted, loaded, drafters, say)
     else:
         ranges = _ranges(wanted, drafters)
-    planner = Planner(
-        cost, lambda other: local_curve(as_run(other, device), calibration), wanted.context
-    )
+    planner = Planner(cost, lambda other: local_curve(as_run(other, device), calibration), context)
     return Setup(shape, local_hardware(calibration, device), basis, planner, ranges)
+
+
+def _context(wanted: Wanted, shape: ModelShape) -> int:
+    """Tokens of a text.
+
+    Raises:
+        ConfigError: none, or more than the model reads.
+    """
+    if wanted.context is None:
+        return min(CONTEXT, shape.context)
+    if not 1 <= wanted.context <= shape.context:
+        raise ConfigError(
+            f"context is {wanted.context}; {shape.name} reads 1 to {shape.context} tokens"
+        )
+    return wanted.context
 
 
 def _check(wanted: Wanted) -> None:

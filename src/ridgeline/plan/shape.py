@@ -22,7 +22,7 @@ from ridgeline.model.gguf_convert import gguf_config
 from ridgeline.model.gguf_file import GGUFFile, read_gguf
 from ridgeline.model.load import one_line_errors, quiet
 from ridgeline.model.native import obstacle
-from ridgeline.model.support import check_decoder, outline
+from ridgeline.model.support import check_decoder, context_length, outline
 from ridgeline.model.torch_target import layer_shapes
 
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.5, "int4": 4.5}
@@ -89,6 +89,8 @@ class ModelShape:
     parts: tuple[Part, ...]
     attention: tuple[Attention, ...]
     """one entry a layer"""
+    context: int
+    """tokens that it reads at most"""
     tied: bool = False
     """whether the head is the embedding, which is then stored once"""
     cache_bits: int = 16
@@ -228,6 +230,7 @@ def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
         vocabulary=embedding.shape[0],
         parts=_merged(parts),
         attention=_attention(config, module),
+        context=context_length(config),
         tied=head is embedding,
         cache_bits=32 if kind == "fp32" else 16,
         modules=getattr(config, "num_nextn_predict_layers", None) or 0,
@@ -265,6 +268,7 @@ def _from_gguf(header: GGUFFile, config: PreTrainedConfig) -> ModelShape:
         vocabulary=config.vocab_size,
         parts=_merged(parts),
         attention=_attention(config, outline(config)),
+        context=context_length(config),
         tied=tied,
         obstacle=obstacle(config, torch.device("cpu")),
     )
