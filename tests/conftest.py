@@ -36,6 +36,13 @@ def _checked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def benchmark_named(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Imports a program of benchmarks/, which are no package."""
 

@@ -6,6 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ridgeline.plan.shape import HEAD, LAYERS, Attention, ModelShape, Part
+
+TARGET = ModelShape(
+    "target",
+    hidden=4,
+    vocabulary=10,
+    parts=(Part(LAYERS, "bf16", 100, 16), Part(HEAD, "bf16", 40, 16)),
+    attention=(Attention(2, 8, 2, 2),) * 2,
+    context=4096,
+)
+
 LLAMA_3_70B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -18,6 +18,7 @@ from ridgeline.schedule.goodput import GoodputPolicy
 from ridgeline.schedule.policy import Outcome, Policy, Step
 
 DEPTH = 5
+GUESS = Guess(10**8, 10**4)
 Times = Callable[[int], float]
 
 
@@ -120,4 +121,4 @@ def sequences(count: int) -> list[TokenSequence]:
 
 def goodput(depth: int = DEPTH, *, draft_layers: bool = False) -> GoodputPolicy:
     """A policy that knows nothing yet, of chains."""
-    return GoodputPolicy(depth, depth, Guess(10**8, 10**4), draft_layers=draft_layers)
+    return GoodputPolicy(depth, depth, GUESS, draft_layers=draft_layers)

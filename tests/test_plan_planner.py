@@ -1,22 +1,18 @@
-"""Acceptance, drafters and the planner: speed-ups by hand, and when not to speculate."""
+"""The planner: speed-ups by hand, and when not to speculate."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ridgeline.bench.record import FORMAT
-from ridgeline.core.theory import expected_tokens, expected_tokens_of, speedup
-from ridgeline.errors import ConfigError
-from ridgeline.plan import acceptance as source
+from ridgeline.core.theory import speedup
 from ridgeline.plan import plot
-from ridgeline.plan.acceptance import Acceptance, Range, constant, parse_range, published_range
+from ridgeline.plan.acceptance import Range, constant
 from ridgeline.plan.cost import CostCurve
-from ridgeline.plan.drafters import Method, Planned, defaults, methods, planned
+from ridgeline.plan.drafters import Method, Planned
 from ridgeline.plan.hardware import Hardware, hardware
 from ridgeline.plan.planner import (
     Choice,
@@ -28,18 +24,9 @@ from ridgeline.plan.planner import (
     stops_paying,
 )
 from ridgeline.plan.result import Plan, make_plan, verdict
-from ridgeline.plan.shape import HEAD, LAYERS, Attention, ModelShape, Part, read_shape
-from tests.plan_models import DEEPSEEK_V3, LLAMA_3_70B, write_config
-from tests.tiny import save_tiny
+from ridgeline.plan.shape import read_shape
+from tests.plan_models import LLAMA_3_70B, TARGET, write_config
 
-TARGET = ModelShape(
-    "target",
-    hidden=4,
-    vocabulary=10,
-    parts=(Part(LAYERS, "bf16", 100, 16), Part(HEAD, "bf16", 40, 16)),
-    attention=(Attention(2, 8, 2, 2),) * 2,
-    context=4096,
-)
 SMALL = replace(TARGET, name="small", attention=TARGET.attention[:1])
 FREE = Planned("free", Method("free", "nothing", "made up"), None)
 PAID = Planned("paid", Method("paid", "recurrent", "made up", inputs=2), SMALL)
@@ -65,172 +52,6 @@ def planner(target: Any, drafter: float = 0.0) -> Planner:
 
 def best(p: Planner, contender: Contender, *batches: int) -> list[Choice]:
     return [best_of(p.choices(contender, batch, 8)) for batch in batches]
-
-
-# Acceptance
-
-
-def test_tokens_of_measured_positions_and_beyond() -> None:
-    measured = Acceptance(survival=(0.8, 0.5), rate=0.5)
-    assert expected_tokens_of((0.8, 0.5)) == pytest.approx(2.3)
-    assert [measured.tokens(depth) for depth in range(4)] == pytest.approx([1, 1.8, 2.3, 2.55])
-    assert constant(0.7).tokens(5) == pytest.approx(expected_tokens(0.7, 5))
-
-
-@pytest.mark.parametrize(("text", "low", "high"), [("0.7", 0.7, 0.7), ("0.6-0.8", 0.6, 0.8)])
-def test_given_ranges(text: str, low: float, high: float) -> None:
-    found = parse_range(text)
-    assert (found.low.rate, found.high.rate, found.source) == (low, high, "given")
-
-
-@pytest.mark.parametrize("text", ["", "x", "1.2", "0.8-0.6", "-0.5", "0.1-", "nan", "0.5-0.6-0.7"])
-def test_wrong_ranges(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"a number from 0 to 1 or a range such as 0\.6-0\.8"):
-        parse_range(text)
-
-
-def test_published_ranges() -> None:
-    """Those of the article; of tokens per step, the acceptance that gives them at their depth."""
-    mtp = published_range("mtp")
-    assert (mtp.low.rate, mtp.high.rate, mtp.low.nodes) == (0.85, 0.90, 1)
-    eagle3 = published_range("eagle3")
-    assert eagle3.low == eagle3.high
-    assert expected_tokens(eagle3.low.rate, 6) == pytest.approx(5.71)
-    assert eagle3.low.nodes == pytest.approx(59 / 6)
-    draft = published_range("model")
-    assert draft.high.rate == 0.82
-    assert draft.low.rate == pytest.approx(1 - 1 / 2.28)
-    assert published_range("eagle").high == constant(0.92, 24 / 5)
-    with pytest.raises(ConfigError, match="no acceptance of oracle is known; give --acceptance"):
-        published_range("oracle")
-
-
-def run(drafter: str, temperature: float = 0.0, batch: int = 1, depth: int = 2) -> dict[str, Any]:
-    return {
-        "options": {
-            "drafter": drafter,
-            "temperature": temperature,
-            "batch": batch,
-            "depth": depth,
-        },
-        "steps": 10,
-        "drafted": 15,
-        "passed": [8, 4],
-        "reached": [9, 6],
-    }
-
-
-def test_benchmarked_acceptance(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    runs = [
-        {**run("ngram", batch=4), "passed": [0, 0]},
-        run("ngram"),
-        {**run("ngram", 1.0), "passed": [5, 1], "reached": [8, 4]},
-        run("eagle:a"),
-        run("eagle:b"),
-    ]
-    file.write_text(json.dumps({"format": FORMAT, "runs": runs}))
-    found = source.from_bench(file)
-    assert found["ngram"].low == Acceptance((0.5, 0.1), 0.5, 0.75)
-    assert found["ngram"].high == Acceptance((0.8, 0.4), 0.8, 0.75)
-    assert found["ngram"].source == "measured: bench.json"
-    assert source.lookup(found, "ngram") == found["ngram"]
-    assert source.lookup(found, "ngram:min=3") == found["ngram"], "the only one of that name"
-    assert source.lookup(found, "eagle:c") is None, "one of two"
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "x", "runs": []}', '{"runs": 1}'])
-def test_files_that_are_no_benchmark(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"bench\.json holds no results"):
-        source.from_bench(file)
-    with pytest.raises(ConfigError, match=r"cannot read .*other"):
-        source.from_bench(tmp_path / "other.json")
-
-
-# Drafters
-
-
-def test_heads_of_llama_70b(tmp_path: Path) -> None:
-    target = read_shape(write_config(LLAMA_3_70B, tmp_path))
-    layer = 855_638_016 + 2 * 8192
-    medusa, eagle, eagle3 = (
-        planned(name, target, None).shape for name in ("medusa", "eagle", "eagle3")
-    )
-    assert medusa
-    assert eagle
-    assert eagle3
-    assert medusa.parameters == 8192**2 + 128256 * 8192
-    assert medusa.kv_per_token == 0
-    # What is left of a division by the number of layers is the last norm's share.
-    assert eagle.parameters == pytest.approx(2 * 8192**2 + layer + 128256 * 8192, abs=200)
-    assert eagle3.parameters == pytest.approx(3 * 8192**2 + layer + 32000 * 8192, abs=200)
-    assert eagle.kv_per_token == 2 * 8 * 128 * 2
-    assert planned("ngram", target, None).shape is None
-
-
-def test_levels_in_one_pass_and_in_many(tmp_path: Path) -> None:
-    target = read_shape(write_config(LLAMA_3_70B, tmp_path))
-    medusa, eagle = (planned(name, target, None) for name in ("medusa", "eagle"))
-    assert [medusa.passes(d) for d in (0, 1, 4)] == [0, 1, 1]
-    assert [eagle.passes(d) for d in (0, 1, 4)] == [0, 1, 4]
-    one, four = medusa.shape_at(1), medusa.shape_at(4)
-    assert one
-    assert four
-    assert four.parameters == 4 * one.parameters
-    assert eagle.shape_at(4) == eagle.shape_at(1)
-
-
-def test_a_module_has_a_layer_of_experts_and_a_head_has_none(tmp_path: Path) -> None:
-    target = read_shape(write_config(DEEPSEEK_V3, tmp_path))
-    module, head = (planned(name, target, None).shape for name in ("mtp", "eagle"))
-    assert module
-    assert head
-    assert module.parameters > 10e9 > module.active  # 256 experts, of which 8
-    assert head.parameters == head.active == 14 * 7168**2 + 129280 * 7168
-    assert "mtp" in defaults(target)
-    assert "mtp" not in defaults(replace(target, modules=0))
-    assert "model" not in defaults(target)
-
-
-def test_a_draft_model(tmp_path: Path) -> None:
-    target = read_shape(write_config(LLAMA_3_70B, tmp_path / "target"))
-    small = LLAMA_3_70B | {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024}
-    path = write_config(small, tmp_path / "small")
-    found = planned(f"model:{path}", target, "int4")
-    assert found.label == "model:small"
-    assert found.shape == read_shape(path).in_format("int4")
-    assert found.passes(3) == 3
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("oracle", "no plan for the drafter 'oracle'; there is for ngram, model"),
-        ("model", "give the draft model's hub id, folder or file: model:PATH"),
-        ("model:/nowhere", "/nowhere"),
-    ],
-)
-def test_drafters_that_cannot_be_planned(spec: str, message: str) -> None:
-    with pytest.raises(Exception, match=message):
-        planned(spec, TARGET, None)
-
-
-def test_a_draft_model_of_another_vocabulary(tmp_path: Path) -> None:
-    folder = save_tiny("llama", tmp_path)
-    target = read_shape(write_config(LLAMA_3_70B, tmp_path / "target"))
-    with pytest.raises(ConfigError, match="needs the target's tokenizer"):
-        planned(f"model:{folder}", target, None)
-
-
-def test_every_method_has_a_source() -> None:
-    for method in methods().values():
-        assert len(method.source) > 20
-        assert published_range(method.name)
-
-
-# The planner
 
 
 def test_the_article_s_speed_up() -> None:

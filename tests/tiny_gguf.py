@@ -15,6 +15,7 @@ from transformers.integrations import GGUF_CONFIG_MAPPING
 
 from tests.tiny import BOS, CHAT_TEMPLATE, END_OF_TURN, EOS, MERGES, PAD, SPECIAL, tiny_tokenizer
 
+WIDE = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}  # whole quantisation blocks
 ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen2",
