@@ -11,7 +11,7 @@ import torch
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import ConfigError
-from ridgeline.train import METHODS
+from ridgeline.train import METHODS, run
 from ridgeline.train.command import Job, run_training
 from ridgeline.train.heads import frequent_ids, new_task
 from ridgeline.train.prompts import default_prompts
@@ -81,6 +81,25 @@ def test_training_learns_and_a_resumed_run_ends_alike(
     assert rounds > 3
     for name, tensor in whole.network.state_dict().items():
         assert torch.equal(tensor, part.network.state_dict()[name]), name
+
+
+def test_every_epoch_is_whole_however_its_texts_are_grouped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "PATIENCE", 99)
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(10, 31, 60).tolist()
+    store = filled(
+        tmp_path / "states",
+        [Text([4 + i % 30, 4 + i // 30, *range(4, 2 + n)], n - 2) for i, n in enumerate(lengths)],
+        [0, 3],
+    )
+    task, options = task_of("medusa", store), TrainOptions(epochs=5, batch_tokens=100)
+    batches = _Batches(task, store, tiny_loaded(), options)
+    _, used = _split(store, options)
+    counts = [len(batches.order(used, epoch)) for epoch in range(5)]
+    assert len(set(counts)) > 1
+    assert train(task, store, tiny_loaded(), tmp_path, options)["steps"] == sum(counts)
 
 
 def test_answers_to_a_held_out_prompt_are_not_learned_from(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def train(
     batches = _Batches(task, store, target, o)
     parameters = [p for p in task.network.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, o.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    total = o.epochs * len(batches.order(used, 0))
+    # Epochs differ in how many batches their texts fall into.
+    plan = [(epoch, texts) for epoch in range(o.epochs) for texts in batches.order(used, epoch)]
+    total = len(plan)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step / total))
     state = _State(task.network, optimiser, schedule, out / "checkpoint.pt")
     state.load()
@@ -88,34 +90,30 @@ def train(
     every = max(1, total // o.epochs // o.evaluations)
     with Progress(console=console) as progress:
         bar = progress.add_task("training", total=total, completed=state.step)
-        for epoch in range(state.step * o.epochs // max(total, 1), o.epochs):
-            order = batches.order(used, epoch)
-            start = state.step - epoch * len(order)
-            for chosen in order[start:]:
-                losses = _forward(task, batches.make(chosen))
-                optimiser.zero_grad(set_to_none=True)
-                losses.total.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(parameters, 1.0)
-                optimiser.step()
-                schedule.step()
-                state.step += 1
-                state.seconds = spent + time.monotonic() - began
-                progress.update(bar, completed=state.step, description=f"loss {losses.total:.3f}")
-                if state.step % every == 0 or state.step == total:
-                    figures = evaluate(task, batches, held_out)
-                    state.record(figures)
-                    console.print(_line(epoch, figures))
-                if time.monotonic() - saved > o.checkpoint_minutes * 60:
-                    state.save()
-                    saved = time.monotonic()
-                late = o.minutes is not None and state.seconds > o.minutes * 60
-                if late or state.since_best >= PATIENCE:
-                    break
-            else:
-                continue
-            break
+        for epoch, chosen in plan[state.step :]:
+            losses = _forward(task, batches.make(chosen))
+            optimiser.zero_grad(set_to_none=True)
+            losses.total.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            schedule.step()
+            state.step += 1
+            state.seconds = spent + time.monotonic() - began
+            progress.update(bar, completed=state.step, description=f"loss {losses.total:.3f}")
+            if state.step % every == 0 or state.step == total:
+                figures = evaluate(task, batches, held_out)
+                state.record(figures)
+                console.print(_line(epoch, figures))
+            if time.monotonic() - saved > o.checkpoint_minutes * 60:
+                state.save()
+                saved = time.monotonic()
+            late = o.minutes is not None and state.seconds > o.minutes * 60
+            if late or state.since_best >= PATIENCE:
+                break
     state.save()
-    if state.best is None or state.step % every:  # not saved: a continued run would not have it
+    if state.best is None or (
+        state.step % every and state.step < total
+    ):  # not saved: a continued run would not have it
         state.record(evaluate(task, batches, held_out))
     assert state.best is not None
     task.network.load_state_dict(state.best)
