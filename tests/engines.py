@@ -72,18 +72,29 @@ def random_prompts(count: int, seed: int, longest: int = 40) -> list[list[int]]:
     return prompts
 
 
-class OracleDrafter:
+class SimpleDrafter:
+    """A drafter's methods but `propose`: it has no layers and keeps nothing."""
+
+    needs = Needs()
+
+    def bind(self, store: KVStore, first_layer: int) -> None:
+        pass
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        pass
+
+    def forget(self, sequence_id: int) -> None:
+        pass
+
+
+class OracleDrafter(SimpleDrafter):
     """Proposes random trees that often contain a piece of the true continuation (`TRUTH`)."""
 
     name = "oracle"
-    needs = Needs()
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._vocab = vocab_size
         self._rng = random.Random(seed)
-
-    def bind(self, store: KVStore, first_layer: int) -> None:
-        pass
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         return [self._tree(request) for request in requests]
@@ -112,41 +123,24 @@ class OracleDrafter:
             depths.append(depth)
         return DraftProposal(np.array(tokens, np.int64), np.array(parents, np.int32))
 
-    def observe(self, observations: Sequence[Observation]) -> None:
-        pass
-
-    def forget(self, sequence_id: int) -> None:
-        pass
-
 
 @register("oracle")
 def _oracle(argument: str, context: DraftContext) -> OracleDrafter:
     return OracleDrafter(context.target.vocab_size, int(argument or 0))
 
 
-class FixedDrafter:
+class FixedDrafter(SimpleDrafter):
     """Proposes the same chain at every step, cut to what is allowed unless it is stubborn."""
-
-    needs = Needs()
 
     def __init__(self, name: str, tokens: list[int]) -> None:
         self.name = name
         self._tokens = tokens
-
-    def bind(self, store: KVStore, first_layer: int) -> None:
-        pass
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         return [
             DraftProposal.chain(self._tokens[: None if self.name == "stubborn" else request.depth])
             for request in requests
         ]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        pass
-
-    def forget(self, sequence_id: int) -> None:
-        pass
 
 
 for _name in ("fixed", "stubborn"):

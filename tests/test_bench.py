@@ -21,12 +21,12 @@ from ridgeline.bench.published import SOURCES, published
 from ridgeline.core.batch import Batch
 from ridgeline.core.sequence import Speculation
 from ridgeline.core.tree import DraftProposal
-from ridgeline.draft import DraftContext, DraftRequest, Needs, drafter_names, register
+from ridgeline.draft import DraftContext, DraftRequest, drafter_names, register
 from ridgeline.errors import ConfigError, DraftError
 from ridgeline.llm import Request
 from ridgeline.model.torch_target import TorchTarget
 from ridgeline.train.prompts import default_prompts
-from tests.engines import TRUTH, plain_output, random_prompts, tiny_llm, tiny_loaded
+from tests.engines import TRUTH, SimpleDrafter, plain_output, random_prompts, tiny_llm, tiny_loaded
 from tests.heads import METHODS, write_head
 from tests.tiny import VOCAB_SIZE, save_tiny
 
@@ -51,17 +51,13 @@ class Time:
 TIME = Time()
 
 
-class KnownDrafter:
+class KnownDrafter(SimpleDrafter):
     """Drafts chains whose first `RIGHT` tokens are those of the true text, and then a wrong one."""
 
     name = "known"
-    needs = Needs()
 
     def __init__(self) -> None:
         self._steps: Counter[int] = Counter()
-
-    def bind(self, store: Any, first_layer: int) -> None:
-        pass
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         chains = [self._chain(request) for request in requests]
@@ -76,12 +72,6 @@ class KnownDrafter:
         right = RIGHT[self._steps[sequence.id] % len(RIGHT)]
         self._steps[sequence.id] += 1
         return [t if i < right else (t + 1) % VOCAB_SIZE for i, t in enumerate(ahead)]
-
-    def observe(self, observations: Any) -> None:
-        pass
-
-    def forget(self, sequence_id: int) -> None:
-        pass
 
 
 @register("known")

@@ -9,7 +9,7 @@ from ridgeline.draft.int8 import restored, rounded
 from ridgeline.errors import ModelLoadError
 
 
-def test_a_rounded_matrix_is_within_half_a_step_of_what_it_was() -> None:
+def test_a_rounded_matrix_is_within_a_step_of_what_it_was() -> None:
     weight = torch.randn(6, 40) * torch.logspace(-3, 3, 6)[:, None]
     tensors = {"fc.weight": weight, "norm.weight": torch.randn(40), "d2t": torch.arange(5)}
     found = rounded(tensors)

@@ -18,12 +18,12 @@ from ridgeline.core.sequence import FinishReason
 from ridgeline.core.tree import DraftProposal
 from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
 from ridgeline.errors import RequestError
-from ridgeline.kv.store import KVStore
 from ridgeline.model.target import TargetOutput
 from ridgeline.model.torch_target import TorchTarget
 from tests.engines import (
     GREEDY,
     TRUTH,
+    SimpleDrafter,
     oracle,
     plain_output,
     random_prompts,
@@ -146,7 +146,7 @@ def test_requests_join_and_leave_at_any_step() -> None:
     assert [sequence.output for sequence in sequences] == alone
 
 
-class FeatureDrafter:
+class FeatureDrafter(SimpleDrafter):
     """Reads hidden states, keeps them by token index, and drafts from their last row."""
 
     name = "feature"
@@ -154,9 +154,6 @@ class FeatureDrafter:
     def __init__(self) -> None:
         self.needs = Needs(features=(1, 3))
         self.seen: dict[int, dict[int, torch.Tensor]] = {}
-
-    def bind(self, store: KVStore, first_layer: int) -> None:
-        pass
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         proposals = []
@@ -175,9 +172,6 @@ class FeatureDrafter:
             features = torch.cat(seen.features, dim=-1)
             for i, node in enumerate(path.tolist()):
                 rows[seen.start + i] = features[node]
-
-    def forget(self, sequence_id: int) -> None:
-        pass
 
 
 @register("feature")

@@ -12,33 +12,22 @@ import pytest
 
 from ridgeline import SamplingParams
 from ridgeline.core.tree import DraftProposal
-from ridgeline.draft.base import DraftContext, DraftRequest, Needs, Observation, register
-from ridgeline.kv.store import KVStore
+from ridgeline.draft.base import DraftContext, DraftRequest, register
 from tests.draft_models import GREEDY, SAMPLED, finish, run, start
-from tests.engines import tiny_llm
+from tests.engines import SimpleDrafter, tiny_llm
 
 
-class CountingDrafter:
+class CountingDrafter(SimpleDrafter):
     """Drafts what is never right, and counts what it is asked."""
 
     name = "counting"
-    needs = Needs()
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def bind(self, store: KVStore, first_layer: int) -> None:
-        pass
-
     def propose(self, requests: Sequence[DraftRequest]) -> list[DraftProposal]:
         self.asked.append(len(requests))
         return [DraftProposal.chain([3] * request.depth) for request in requests]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        pass
-
-    def forget(self, sequence_id: int) -> None:
-        pass
 
 
 @register("counting")

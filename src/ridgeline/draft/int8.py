@@ -52,20 +52,19 @@ def restored(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
     Raises:
         ModelLoadError: an int8 matrix lacks its factors, or their numbers do not fit.
     """
-    result = {}
+    result = dict(tensors)
     for name, tensor in tensors.items():
-        if tensor.dtype == torch.int8:
-            scale = tensors.get(name + SCALE)
-            if scale is None:
-                raise ModelLoadError(f"{path}: {name} has 8 bits and no {name}{SCALE}")
-            rows, groups = len(tensor), scale.numel() // max(1, len(tensor))
-            if scale.numel() != rows * groups or not groups or tensor[0].numel() % groups:
-                raise ModelLoadError(
-                    f"{path}: {name} is {list(tensor.shape)} and its factors {list(scale.shape)}; "
-                    "there must be one a row, or as many as divide it"
-                )
-            parts = tensor.float().view(rows, groups, -1) * scale.float().view(rows, groups, 1)
-            tensor = parts.view(tensor.shape)
-        result[name] = tensor
-    factors = {name + SCALE for name, tensor in tensors.items() if tensor.dtype == torch.int8}
-    return {name: tensor for name, tensor in result.items() if name not in factors}
+        if tensor.dtype != torch.int8:
+            continue
+        scale = result.pop(name + SCALE, None)
+        if scale is None:
+            raise ModelLoadError(f"{path}: {name} has 8 bits and no {name}{SCALE}")
+        rows, groups = len(tensor), scale.numel() // max(1, len(tensor))
+        if scale.numel() != rows * groups or not groups or tensor[0].numel() % groups:
+            raise ModelLoadError(
+                f"{path}: {name} is {list(tensor.shape)} and its factors {list(scale.shape)}; "
+                "there must be one a row, or as many as divide it"
+            )
+        parts = tensor.float().view(rows, groups, -1) * scale.float().view(rows, groups, 1)
+        result[name] = parts.view(tensor.shape)
+    return result

@@ -34,15 +34,17 @@ def show(console: Console, plan: Plan) -> None:
         f"context {plan.context} tokens; times are {plan.basis}",
     ):
         console.print(Text(line), soft_wrap=True)
-    sections = [
+    if len(plan.contenders) == 1:
+        drafts = ("Speed-up at each depth", _depths(plan, plan.contenders[0]))
+    else:
+        drafts = ("Speed-up at the best depth", _speed_ups(plan))
+    sections = (
         ("A step of plain decoding", _steps(plan)),
         ("A pass over so many tokens of each text, ms", _passes(plan)),
-        ("Speed-up at the best depth", _speed_ups(plan)),
+        drafts,
         ("What to do", _decisions(plan)),
         ("Where acceptance comes from", _acceptances(plan)),
-    ]
-    if len(plan.contenders) == 1:
-        sections[2] = ("Speed-up at each depth", _depths(plan, plan.contenders[0]))
+    )
     for title, table in sections:
         console.print(Text(title, style="bold"))
         console.print(table)

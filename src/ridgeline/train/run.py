@@ -88,6 +88,10 @@ def train(
     began, saved = time.monotonic(), time.monotonic()
     spent = state.seconds
     every = max(1, total // o.epochs // o.evaluations)
+
+    def due() -> bool:
+        return state.step % every == 0 or state.step == total
+
     with Progress(console=console) as progress:
         bar = progress.add_task("training", total=total, completed=state.step)
         for epoch, chosen in plan[state.step :]:
@@ -100,7 +104,7 @@ def train(
             state.step += 1
             state.seconds = spent + time.monotonic() - began
             progress.update(bar, completed=state.step, description=f"loss {losses.total:.3f}")
-            if state.step % every == 0 or state.step == total:
+            if due():
                 figures = evaluate(task, batches, held_out)
                 state.record(figures)
                 console.print(_line(epoch, figures))
@@ -111,9 +115,7 @@ def train(
             if late or state.since_best >= PATIENCE:
                 break
     state.save()
-    if state.best is None or (
-        state.step % every and state.step < total
-    ):  # not saved: a continued run would not have it
+    if state.best is None or not due():  # not saved: a continued run would not have it
         state.record(evaluate(task, batches, held_out))
     assert state.best is not None
     task.network.load_state_dict(state.best)

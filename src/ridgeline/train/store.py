@@ -21,6 +21,7 @@ from rich.progress import Progress
 
 from ridgeline.core.batch import Entry, pack
 from ridgeline.core.tree import TokenTree
+from ridgeline.draft.checkpoint import hidden_size
 from ridgeline.errors import ConfigError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel
@@ -56,7 +57,7 @@ class FeatureStore:
             limit: bytes that the states may take.
         """
         self._folder, self._target, self._limit = folder, target, limit
-        self._width = target.model.embed(torch.zeros(1, dtype=torch.int64)).shape[-1]
+        self._width = hidden_size(target)
         folder.mkdir(parents=True, exist_ok=True)
         about, stated = folder / "store.json", {"target": target.name, "width": self._width}
         kept = json.loads(about.read_text()) if about.is_file() else {"layers": []}
