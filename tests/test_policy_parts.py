@@ -62,8 +62,8 @@ def test_catching_up_is_charged_once_a_sequence() -> None:
 def test_all_or_nothing_offers_cost_what_they_cost_on_average() -> None:
     """Half the time 4 nodes, else none: the mean of both times, not the time of two rows."""
     offer = prospect([[0.4] * 4], [1.0, 1.0, 1.0, 1.0, 3.0], nodes=np.full(4, 0.5))
-    assert offer.time(np.array([4])) == pytest.approx(2.0)
-    assert offer.time(np.array([0])) == 1.0
+    assert offer.times(np.array([4])) == pytest.approx(2.0)
+    assert offer.times(np.array([0])) == 1.0
 
 
 def test_acceptance_by_depth_from_those_at_risk() -> None:

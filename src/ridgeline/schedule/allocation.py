@@ -77,16 +77,20 @@ class Prospect:
         taken = int(np.argmax(np.append(plain, tokens / seconds)))
         return np.bincount(sequence[:taken], minlength=n)
 
-    def time(self, depths: Ints) -> float:
-        """Expected seconds of a step with these depths i64[n], catching up aside."""
-        if not depths.any():
-            return self.plain
+    def times(self, depths: Ints, more: int = 0) -> Floats:
+        """f64[more+1]: expected seconds of a step, catching up aside.
+
+        With these depths i64[n], then with one, two, ... `more` further sequences of depth 1.
+        """
         expected = np.append(0.0, np.cumsum(self.nodes))
         nodes, allowed = expected[depths], self.sizes[depths]
-        spread = (nodes * (allowed - nodes)).sum()
-        seconds = self._target(nodes.sum(keepdims=True), spread[None])
-        asked = depths.sum(keepdims=True)
-        return float((seconds + self.draft.seconds(int(depths.max()), asked, self.now))[0])
+        extra = np.arange(more + 1)
+        spread = (nodes * (allowed - nodes)).sum() + extra * expected[1] * (
+            self.sizes[1] - expected[1]
+        )
+        seconds = self._target(nodes.sum() + extra * expected[1], spread)
+        asked, levels = depths.sum() + extra, max(int(depths.max()), 1)
+        return np.where(asked, seconds + self.draft.seconds(levels, asked, self.now), self.plain)
 
     def _target(self, nodes: Floats, spread: Floats) -> Floats:
         """Expected seconds where so many nodes are expected.

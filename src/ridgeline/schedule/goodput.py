@@ -26,8 +26,9 @@ PROBE_SHARE = 0.01
 """Share of the time that may go into drafts that are not expected to pay."""
 SAVED_STEPS = 100
 """Steps whose share may be saved up for one probe."""
-REVIEW = 8
-"""Steps for which a plan stands while the same sequences run: estimates move slowly."""
+FIRST_REVIEW, REVIEW = 2, 8
+"""Steps for which a plan stands while the same sequences run: twice as many each time that the next
+one confirms it, as estimates that are young move fast."""
 HORIZON = 32
 """Steps over which the cost of catching up after a pause is spread."""
 
@@ -58,6 +59,7 @@ class GoodputPolicy:
         self._lag = 0  # tokens that the drafts of this step must catch up with
         self._situation: tuple[list[int], int, int] = ([], 0, 0)  # that was planned for ...
         self._depths: list[int] = []  # ... what the plan says, probes aside ...
+        self._stands = FIRST_REVIEW  # ... for how many steps ...
         self._review = 0  # ... and the step from which on another is made
 
     def budget(
@@ -72,8 +74,11 @@ class GoodputPolicy:
             self._whole[n.bit_length()] += 1
             depths = [self._most.depth] * n if tokens_left >= n * self._most.nodes else [0] * n
         elif situation != self._situation or self._now >= self._review:
-            self._situation, self._review = situation, self._now + REVIEW
+            before = self._depths if situation == self._situation else None
             self._depths, depths = self._plan(sequences, trunks, tokens_left)
+            same = self._depths == before
+            self._stands = min(2 * self._stands, REVIEW) if same else FIRST_REVIEW
+            self._situation, self._review = situation, self._now + self._stands
         else:
             depths = self._depths
         self._lag = sum(self._lag_of(s) for s, d in zip(sequences, depths, strict=True) if d)
@@ -147,25 +152,26 @@ class GoodputPolicy:
     ) -> None:
         """Lets sequences that are to have no drafts have one level, as far as the savings go.
 
-        Of those that can be paid for the one that waited longest comes first. What a probe costs is
-        its time less the worth of the tokens that it is expected to bring.
+        Of those that can be paid for, those that waited longest. What a probe costs is its time
+        less the worth of the tokens that it is expected to bring.
         """
-        catch_up = lags * self._draft_cost.catching_up(self._now)
-        waited = np.array([self._now - self._asked.get(i, -math.inf) for i in ids])
-        while left >= self._sizes[1] and not depths.all():
-            before = prospect.time(depths)
-            more = depths.copy()
-            more[int(np.argmin(depths))] = 1
-            tokens = len(ids) + _gained(prospect.gain, depths)
-            worth = prospect.gain[:, 0] * before / tokens
-            price = np.maximum(prospect.time(more) - before + catch_up - worth, 0.0)
-            open_ = (depths == 0) & (price <= self._saved)
-            if not open_.any():
-                return
-            chosen = int(np.argmax(np.where(open_, waited, -1)))
-            depths[chosen] = 1
-            self._saved -= float(price[chosen])
-            left -= int(self._sizes[1])
+        without = np.flatnonzero(depths == 0)
+        room = min(len(without), left // int(self._sizes[1]))
+        if not room:
+            return
+        times = prospect.times(depths, room)
+        tokens = len(ids) + _gained(prospect.gain, depths)
+        due = lags[without] * self._draft_cost.catching_up(self._now)
+        due -= prospect.gain[without, 0] * times[0] / tokens
+        further = np.diff(times)
+        waited = np.array([self._now - self._asked.get(i, -math.inf) for i in ids])[without]
+        order = np.argsort(-waited, kind="stable")
+        order = order[due[order] + further[0] <= self._saved][: len(further)]
+        prices = np.cumsum(np.maximum(further[: len(order)] + due[order], 0.0))
+        paid = int(np.searchsorted(prices, self._saved, side="right"))
+        depths[without[order[:paid]]] = 1
+        if paid:
+            self._saved -= float(prices[paid - 1])
 
     def _learn_acceptance(self, outcome: Outcome) -> None:
         tree, path = outcome.tree, outcome.check.path
