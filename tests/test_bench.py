@@ -197,23 +197,27 @@ def test_plain_beside_itself() -> None:
 
 
 def test_engines_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[tuple[str, int]] = []
-    prompts = prompts_of(4)
-    starts = [tuple(prompt.request.tokens) for prompt in prompts]
-    write = measure._write
+    """Who begins alternates, and nobody is ever ahead by more than a turn."""
+    begun: list[str] = []
+    at_work: dict[str, Any] = {}
+    init, step = measure._Writer.__init__, measure._Writer.step
 
-    def noted(llm: LLM, group: Any, side: Side) -> None:
-        order.append(
-            ("drafted" if llm.drafter else "plain", starts.index(tuple(group[0][1].tokens)))
-        )
-        write(llm, group, side)
+    def noted(writer: Any, llm: LLM, *rest: Any) -> None:
+        init(writer, llm, *rest)
+        at_work["drafted" if llm.drafter else "plain"] = writer
 
-    monkeypatch.setattr(measure, "_write", noted)
-    run(prompts, KNOWN, Load(0.0, 2), rounds=2)
-    assert order == [
-        *(("plain", 0), ("drafted", 0), ("drafted", 2), ("plain", 2)),
-        *(("drafted", 0), ("plain", 0), ("plain", 2), ("drafted", 2)),
-    ]
+    def watched(writer: Any) -> None:
+        if not any(other.written for other in at_work.values()):
+            begun.append(next(name for name, other in at_work.items() if other is writer))
+        step(writer)
+        written = [other.written for other in at_work.values() if other.has_work]
+        ahead = max(written, default=0) - min(written, default=0)
+        assert ahead <= measure.TURN * (1 + DEPTH) * 2
+
+    monkeypatch.setattr(measure._Writer, "__init__", noted)
+    monkeypatch.setattr(measure._Writer, "step", watched)
+    run(prompts_of(4), KNOWN, Load(0.0, 2), rounds=2)
+    assert begun == ["plain", "drafted", "drafted", "plain"]
 
 
 def test_a_drafter_that_remembers_meets_no_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:

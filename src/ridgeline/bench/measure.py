@@ -2,8 +2,9 @@
 
 Every round has engines of its own, warmed up, so that a drafter that learns from what it has seen
 knows no answer of an earlier round. Within a round the prompts go through in groups of the batch's
-size; each group is written plainly and with drafts, one right after the other, and which comes
-first alternates. Whatever the machine does meanwhile, it does to all.
+size; each group is written plainly and with drafts at the same time, a few steps of the one and a
+few of the other, so that both are always at about the same place of the text. Whatever the machine
+does meanwhile, it does to all.
 
 Only steps that decode are counted: those that read prompts as well are left out.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from ridgeline.bench.clock import Clock, clocked
@@ -30,6 +32,8 @@ PLAIN = "none"
 WARM_UP = range(8, 24)
 """Token ids of a prompt that warms an engine up: any will do, but not those that are measured."""
 WARM_UP_TOKENS = 12
+TURN = 8
+"""Steps of one engine before the next one's turn."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,9 @@ def measure(
     number: int,
     advance: Callable[[], None],
 ) -> list[Side]:
-    """Round `number`, from 0, of each contender; `advance` is called after each group of each.
+    """Round `number`, from 0, of each contender; `advance` is called for each group of each.
 
-    Who comes first moves on by one from group to group and from round to round.
+    Who begins moves on by one from group to group and from round to round.
     """
     longest = max(len(request.tokens) + request.params.max_tokens for _, request in asked)
     longest = max(longest, len(WARM_UP) + WARM_UP_TOKENS)
@@ -179,9 +183,10 @@ def measure(
         _warm_up(llm, load)
     sides = [Side() for _ in engines]
     for turn, start in enumerate(range(0, len(asked), load.batch), start=number):
-        for place in range(len(engines)):
-            at = (turn + place) % len(engines)
-            _write(engines[at], asked[start : start + load.batch], sides[at])
+        order = [(turn + place) % len(engines) for place in range(len(engines))]
+        group = asked[start : start + load.batch]
+        _write([engines[at] for at in order], group, [sides[at] for at in order])
+        for _ in order:
             advance()
     return sides
 
@@ -195,33 +200,60 @@ def _warm_up(llm: LLM, load: Load) -> None:
     llm.generate([[token % vocab_size for token in WARM_UP]] * load.batch, params)
 
 
-def _write(llm: LLM, group: Seq[tuple[str, Request]], side: Side) -> None:
-    """Runs one group to its end and adds it to the side."""
-    engine = llm.engine
-    texts: dict[Sequence, Text] = {}
-    for kind, request in group:
-        (sequence,) = engine.add(request.tokens, request.params)
-        texts[sequence] = Text(kind, sequence.speculation)
-    with clocked(engine) as clock:
-        while engine.has_work:
-            clock.reset()
-            start = time.perf_counter()
-            progress = engine.step()
-            seconds = time.perf_counter() - start
-            if clock.decodes:
-                _count(side, clock, seconds)
-                for part in progress:
-                    text = texts[part.sequence]
-                    text.seconds += seconds
-                    text.emitted += len(part.pieces)
-                    side.emitted += len(part.pieces)
-    for sequence, text in texts.items():
-        text.tokens = sequence.output
-    side.texts += texts.values()
+class _Writer:
+    """One engine at work on a group."""
+
+    def __init__(self, llm: LLM, group: Seq[tuple[str, Request]], side: Side, clock: Clock) -> None:
+        self._engine, self._side, self._clock = llm.engine, side, clock
+        self.written = 0
+        self._texts: dict[Sequence, Text] = {}
+        for kind, request in group:
+            (sequence,) = llm.engine.add(request.tokens, request.params)
+            self._texts[sequence] = Text(kind, sequence.speculation)
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def step(self) -> None:
+        self._clock.reset()
+        start = time.perf_counter()
+        progress = self._engine.step()
+        seconds = time.perf_counter() - start
+        emitted = sum(len(part.pieces) for part in progress)
+        self.written += emitted
+        if self._clock.decodes:
+            _count(self._side, self._clock, emitted, seconds)
+            for part in progress:
+                text = self._texts[part.sequence]
+                text.seconds += seconds
+                text.emitted += len(part.pieces)
+
+    def finish(self) -> None:
+        for sequence, text in self._texts.items():
+            text.tokens = sequence.output
+        self._side.texts += self._texts.values()
 
 
-def _count(side: Side, clock: Clock, seconds: float) -> None:
+def _write(llms: Seq[LLM], group: Seq[tuple[str, Request]], sides: Seq[Side]) -> None:
+    """Each engine writes the group to its end, for its side; whoever is behind has the turn."""
+    with ExitStack() as clocks:
+        writers = [
+            _Writer(llm, group, side, clocks.enter_context(clocked(llm.engine)))
+            for llm, side in zip(llms, sides, strict=True)
+        ]
+        while at_work := [writer for writer in writers if writer.has_work]:
+            writer = min(at_work, key=lambda writer: writer.written)
+            for _ in range(TURN):
+                if writer.has_work:
+                    writer.step()
+    for writer in writers:
+        writer.finish()
+
+
+def _count(side: Side, clock: Clock, emitted: int, seconds: float) -> None:
     side.steps += 1
+    side.emitted += emitted
     side.seconds += seconds
     side.target_seconds += clock.target
     side.drafter_seconds += clock.drafter
