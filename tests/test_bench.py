@@ -294,7 +294,7 @@ def test_memory_of_heads(method: str, tmp_path: Path) -> None:
             shared = "embed_tokens" in name or name.startswith("model.layers.0.")
             if tensor.is_floating_point() and not shared:
                 own += 4 * tensor.numel()
-    taken = memory(target, Contender(spec))
+    taken = memory(target, Contender(spec), 1, 16)
     # Native matrices have whole tiles of outputs, and leave out small vectors.
     assert 0.9 * own <= taken.weights <= 1.5 * own
     assert taken.kv_per_token == (0 if method == "medusa" else 2 * 2 * 12 * 4)
@@ -303,10 +303,12 @@ def test_memory_of_heads(method: str, tmp_path: Path) -> None:
 def test_memory_of_a_draft_model(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
-    taken = memory(tiny_loaded(), Contender(f"model:{tmp_path}", draft_dtype="float32"))
+    taken = memory(
+        tiny_loaded(), Contender(f"model:{tmp_path}", draft_dtype="float32"), batch=1, tokens=16
+    )
     assert size <= taken.weights <= 1.5 * size
     assert taken.kv_per_token == 3 * 2 * 2 * 12 * 4
-    assert memory(tiny_loaded(), Contender("ngram")).weights == 0
+    assert memory(tiny_loaded(), Contender("ngram"), 1, 16).weights == 0
 
 
 def test_the_prompts_that_ship() -> None:

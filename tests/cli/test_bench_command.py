@@ -15,7 +15,8 @@ from rich.console import Console
 from ridgeline import cli
 from ridgeline.bench import measure, report
 from ridgeline.bench.published import SOURCES
-from ridgeline.bench.record import FORMAT
+from ridgeline.bench.record import FORMAT, digest
+from ridgeline.draft.heads import model_key
 from tests.cli.conftest import Result, assert_refused
 from tests.engines import tiny_loaded
 from tests.heads import write_head
@@ -169,6 +170,7 @@ def test_interrupted_before_anything_is_finished(
         (["--tokens", "0"], "tokens is 0; it must be at least 1"),
         (["--repeat", "0"], "repeat is 0"),
         (["--batch", "0"], "batch is 0"),
+        (["--batch", "100000000"], "kv_tokens"),
         (["--temperature", "-1"], "temperature is -1.0"),
         (["--seed", "-1"], "seed is -1"),
         (["--drafter", "nothing"], "there is no drafter 'nothing'"),
@@ -208,7 +210,17 @@ def test_a_file_of_other_arguments_is_left_alone(bench: Bench, tmp_path: Path) -
     (tmp_path / "mine.txt").write_text("other\n")
     assert_refused(bench("--json", out, "--prompt-file", tmp_path / "mine.txt"), "holds runs with")
     assert out.read_bytes() == before
-    for content in ("{", "[]", '{"format": "something"}', "\xff"):
+    inside = [
+        before.decode().replace(*words)
+        for words in (
+            ('"runs": [', '"runs": [{}, '),
+            ('"runs": [', '"runs": ["x", '),
+            ('"model": {', '"model": 3, "was": {'),
+            ('"drafted": ', '"d": '),
+        )
+    ]
+    deep = '{"a": ' * 100_000
+    for content in ("{", "[]", '{"format": "something"}', "\xff", deep, *inside):
         out.write_text(content, encoding="latin-1")
         assert_refused(bench("--json", out), "holds no results of this command")
         assert out.read_text(encoding="latin-1") == content
@@ -232,6 +244,30 @@ def test_heads_are_told_apart_by_their_weights(bench: Bench, tmp_path: Path) -> 
     write_head("eagle3", tmp_path / "a" / "head", tiny_loaded(), draft_vocab=50)
     assert bench("--drafter", first, "--json", out).code == 0
     assert len(runs()) == 3, "other weights in the same folder"
+
+
+def test_the_digest_is_of_every_file_that_a_drafter_is_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind a plus, and of heads that are known by the model's name."""
+    target = tiny_loaded()
+    known = tmp_path / "heads" / model_key(target.name) / "eagle"
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    head = write_head("eagle", known, target)
+    specs = (head, f"ngram:min=4+{head}", f"{head}+ngram", "auto", "eagle", "ngram+eagle")
+    before = [digest(spec, target) for spec in specs]
+    assert len(set(before)) == 1
+    write_head("eagle", known, target, draft_vocab=40)
+    after = [digest(spec, target) for spec in specs]
+    assert len(set(after)) == 1
+    assert before[0] != after[0]
+    assert digest("ngram", target) == digest("medusa", target) == ""
+
+
+def test_file_and_picture_in_one(bench: Bench, tmp_path: Path) -> None:
+    same = tmp_path / "a.png"
+    assert_refused(bench("--json", same, "--plot", same), "give them different files")
+    assert not same.exists()
 
 
 def test_without_matplotlib(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,8 @@ def bench(
             raise ConfigError(f"{name} is {value}; it must be at least 1")
     for file in filter(None, (as_json, plot)):
         check_writable(file, "the results")
+    if as_json and plot and as_json.resolve() == plot.resolve():
+        raise ConfigError(f"--json and --plot are both {plot}; give them different files")
 
     from rich.console import Console
 
@@ -135,7 +137,7 @@ def bench(
             EngineConfig(policy=policy).chosen_policy,
             draft_dtype,
             draft_quantize or "auto",
-            digest(spec),
+            digest(spec, loaded),
         )
         for spec in dict.fromkeys(drafter or [AUTO])
     ]
@@ -144,7 +146,8 @@ def bench(
         for t in dict.fromkeys(temperature or TEMPERATURES)
         for b in dict.fromkeys(batch or BATCHES)
     ]
-    takes = {contender: asdict(memory(loaded, contender)) for contender in contenders}
+    most, longest = max(load.batch for load in loads), max(len(p.request.tokens) for p in prompts)
+    takes = {c: asdict(memory(loaded, c, most, longest + tokens)) for c in contenders}
     plan = [(c, load, takes[c]) for c in contenders for load in loads]
     interrupted = False
     try:

@@ -104,9 +104,7 @@ class Memory:
     """bytes of each token of each sequence"""
 
 
-def engine_of(
-    loaded: LoadedModel, contender: Contender, batch: int = 1, tokens: int = BLOCK_SIZE
-) -> LLM:
+def engine_of(loaded: LoadedModel, contender: Contender, batch: int, tokens: int) -> LLM:
     """An engine for `batch` sequences of at most `tokens` tokens, drafts aside.
 
     Raises:
@@ -130,13 +128,15 @@ def engine_of(
     )
 
 
-def memory(loaded: LoadedModel, contender: Contender) -> Memory:
-    """Loads the drafter to see what it takes; what is wrong with it comes to light early, too.
+def memory(loaded: LoadedModel, contender: Contender, batch: int, tokens: int) -> Memory:
+    """Loads the drafter to see what it takes, for `batch` sequences of at most `tokens` tokens.
+
+    What is wrong with it, or too large, comes to light early, too.
 
     Raises:
         RidgelineError: see `LLM`.
     """
-    drafter = engine_of(loaded, contender).drafter
+    drafter = engine_of(loaded, contender, batch, tokens).drafter
     if drafter is None:
         return Memory(0, 0)
     return Memory(drafter.needs.weights, bytes_per_token(drafter.needs.kv))

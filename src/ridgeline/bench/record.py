@@ -16,11 +16,16 @@ from typing import Any
 
 from ridgeline.bench.measure import Contender, Load
 from ridgeline.bench.published import SOURCES, published
+from ridgeline.draft.auto import AUTO
+from ridgeline.draft.base import spec_parts
+from ridgeline.draft.heads import head_for
 from ridgeline.errors import ConfigError
+from ridgeline.model.load import LoadedModel
 from ridgeline.provenance import portable
 
 FORMAT = "ridgeline bench 2"
 LONGEST = 60
+_OF_A_RUN = {"options", "memory", "texts", "identical", "drafted", "speed_up", "kinds"}
 
 
 class Record:
@@ -71,19 +76,30 @@ def key(contender: Contender, load: Load) -> dict[str, Any]:
     return {name: portable(value) for name, value in (asdict(contender) | asdict(load)).items()}
 
 
-def digest(drafter: str) -> str:
-    """Of the files that a drafter's argument names; empty if it names none.
+def digest(drafter: str, target: LoadedModel) -> str:
+    """Of the files that a drafter is read from, named or known; empty if there are none.
 
     Folders of the same name are told apart by it, and weights from those they replaced. In a
     folder those that lie in it directly count: training keeps others below.
     """
-    path = Path(drafter.partition(":")[2] or "-")
     found = hashlib.sha256()
-    files = [file for file in (path, *sorted(path.glob("*"))) if file.is_file()]
+    files = [file for path in _paths(drafter, target) for file in (path, *sorted(path.glob("*")))]
+    files = [file for file in files if file.is_file()]
     for file in files:
         with file.open("rb") as content:
             found.update(hashlib.file_digest(content, "sha256").digest())
     return found.hexdigest()[:12] if files else ""
+
+
+def _paths(drafter: str, target: LoadedModel) -> list[Path]:
+    parts = spec_parts(drafter)
+    if len(parts) > 1:
+        return [path for part in parts for path in _paths(part, target)]
+    name, _, argument = drafter.partition(":")
+    if argument:
+        return [Path(argument)]
+    head = head_for(target, None if name == AUTO else name)
+    return [head.path] if head else []
 
 
 def _read(path: Path, common: dict[str, Any]) -> list[dict[str, Any]]:
@@ -92,18 +108,21 @@ def _read(path: Path, common: dict[str, Any]) -> list[dict[str, Any]]:
         if found["format"] != FORMAT:
             raise ValueError
         runs: list[dict[str, Any]] = found["runs"]
+        if not all(run.keys() >= _OF_A_RUN for run in runs):
+            raise ValueError
+        there = {part: dict(found.get(part, {})) for part in common}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError(
             f"{path} holds no results of this command; give --json another file"
         ) from None
     for part, values in json.loads(json.dumps(common)).items():
         for name, value in values.items():
-            there = found.get(part, {}).get(name)
-            if there != value:
+            if there[part].get(name) != value:
+                old = _short(there[part].get(name))
                 raise ConfigError(
-                    f"{path} holds runs with {name} {_short(there)}, now it is {_short(value)}; "
+                    f"{path} holds runs with {name} {old}, now it is {_short(value)}; "
                     "give --json another file"
                 )
     return runs

@@ -123,6 +123,12 @@ def drafter_names() -> list[str]:
     return sorted(_FACTORIES)
 
 
+def spec_parts(spec: str) -> tuple[str, ...]:
+    """Both of SPEC+SPEC, the second of which may be such a pair again; else the spec itself."""
+    both = re.fullmatch(rf"(.+?)\+((?:{'|'.join(_FACTORIES)})(?::.*)?)", spec)
+    return both.groups() if both else (spec,)
+
+
 def create_drafter(spec: str, context: DraftContext) -> Drafter | None:
     """Builds the drafter of a spec NAME[:ARGUMENT]; None means plain decoding.
 
@@ -133,10 +139,10 @@ def create_drafter(spec: str, context: DraftContext) -> Drafter | None:
     """
     if not isinstance(spec, str):
         raise ConfigError(f"drafter is {spec!r}; it must be a string NAME or NAME:ARGUMENT")
-    if both := re.fullmatch(rf"(.+?)\+((?:{'|'.join(_FACTORIES)})(?::.*)?)", spec):
+    if len(parts := spec_parts(spec)) == 2:
         from ridgeline.draft.fallback import FallbackDrafter
 
-        first, second = (create_drafter(part, context) for part in both.groups())
+        first, second = (create_drafter(part, context) for part in parts)
         return FallbackDrafter(first, second) if first and second else first or second
     name, _, argument = spec.partition(":")
     if name not in _FACTORIES:
