@@ -56,7 +56,18 @@ def test_the_default_is_reproducible_where_budgets_change_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "none", "fixed:", "goodput:3", "table:", "table:8=", "table:8=5,8=2", "table:-1=2"]
+    "spec",
+    [
+        "",
+        "none",
+        "fixed:",
+        "goodput:3",
+        "table:",
+        "table:8=",
+        "table:8=5,8=2",
+        "table:-1=2",
+        f"table:{'9' * 5000}=1",
+    ],
 )
 def test_what_is_no_policy(spec: str) -> None:
     with pytest.raises(ConfigError, match=f"policy is '{spec}'"):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 
+from ridgeline.prove import statistics
 from ridgeline.prove.statistics import POWER, Counts, Tally, compare, holm
 
 TRIALS = 2_000
@@ -33,9 +35,23 @@ def test_false_alarms_are_as_frequent_as_stated() -> None:
     assert close(sum(value <= 0.5 for value in values), 0.5)
 
 
+def test_false_alarms_far_out_are_as_frequent_as_stated() -> None:
+    """Where cells expect few, chi-square says 0.00025 of what happens in one of 1,000 runs."""
+    p = np.array([0.9, *[0.01] * 10])
+    outcomes = np.random.default_rng(3).multinomial(500, p, 1_000_000)
+    pearson = ((outcomes - 500 * p) ** 2 / (500 * p)).sum(1)
+    extreme = outcomes[np.argsort(-pearson, kind="stable")[1_000]]
+    assert stats.chi2.sf(np.sort(pearson)[-1_001], 10) < 0.3e-3
+    assert compare([Counts(extreme, p)]).p_value == pytest.approx(1e-3, rel=0.3)
+
+
 @pytest.mark.parametrize("samples", [200, 2_000])
-def test_the_smallest_drift_is_found_as_often_as_stated(samples: int) -> None:
+def test_the_smallest_drift_is_found_as_often_as_stated(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where Cauchy and Schwarz are tight: half of equally likely outcomes gain what others lose."""
+    monkeypatch.setattr(statistics, "SIMULATIONS", 500)  # enough for ALPHA, and quicker
+    monkeypatch.setattr(statistics, "AT_ONCE", 500)
     p = np.full(8, 1 / 8)
     drift = compare([Counts(runs(p, samples, 0)[0], p)]).smallest_drift(ALPHA)
     drifted = p * (1 + 2 * drift * np.array([1, -1] * 4))

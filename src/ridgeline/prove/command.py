@@ -30,7 +30,7 @@ from ridgeline.options import (
     option,
 )
 
-MOST_SEED = 2**63
+MOST_BATCH, MOST_TOKENS, MOST_SEED = 1024, 1 << 20, 2**63
 
 
 def prove(
@@ -66,13 +66,15 @@ def prove(
     ] = None,
 ) -> int:
     """Put it to the proof that drafts change nothing, on your own models."""
-    for name, value, low, allowed in (
-        ("depth", depth, 1, "at least 1"),
-        ("tokens", tokens, 1, "at least 1"),
-        ("seed", seed, 0, f"from 0 to {MOST_SEED}"),
+    for name, value, low, high in (
+        ("depth", depth, 1, MAX_DRAFTED),
+        ("nodes", nodes, 1, MAX_DRAFTED),
+        ("batch", batch, 1, MOST_BATCH),
+        ("tokens", tokens, 1, MOST_TOKENS),
+        ("seed", seed, 0, MOST_SEED),
     ):
-        if not low <= value <= MOST_SEED:
-            raise ConfigError(f"{name} is {value}; it must be {allowed}")
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{name} is {value}; it must be from {low} to {high}")
     if not 0 < minutes < float("inf"):
         raise ConfigError(f"minutes is {minutes:g}; it must be a number above 0")
     if as_json is not None:

@@ -71,8 +71,9 @@ class Result:
 
     @property
     def could_fail(self) -> bool:
-        """Whether the tests found at least one planted fault."""
-        return any(detection.found_by for detection in self.detections)
+        """Whether planted faults were found: of the ratios, where drafts are accepted by them."""
+        found = any(detection.found_by for detection in self.detections)
+        return found and not self.ratio_untested
 
     @property
     def ratio_untested(self) -> bool:

@@ -31,12 +31,6 @@ def show(console: Console, loaded: LoadedModel, proof: Proof) -> None:
 def page(loaded: LoadedModel, proof: Proof) -> Iterator[str]:
     """Its lines."""
     yield verdict(proof)
-    unseen = [result.subject.name for result in proof.results if result.ratio_untested]
-    if unseen:
-        yield (
-            "But no fault in accepting and correcting by ratios was noticed, the samples were too "
-            f"few: {', '.join(unseen)}. Give it more --minutes."
-        )
     yield ""
     plan, exam = proof.plan, proof.exam
     yield f"Target: {loaded.name}, {loaded.model.computes}, on {loaded.model.device}."
@@ -95,10 +89,15 @@ def verdict(proof: Proof) -> str:
         names = ", ".join(result.subject.name for result in proof.results if result.failed)
         return f"FAIL: with drafts the output is not the target's own: {names}."
     if not proof.passed:
-        names = ", ".join(result.subject.name for result in proof.results if not result.could_fail)
+        blind = "; ".join(
+            f"{result.subject.name}"
+            + (" (none in accepting and correcting by ratios)" if result.ratio_untested else "")
+            for result in proof.results
+            if not result.could_fail
+        )
         return (
-            f"NOT PROVEN: nothing differed, but no planted fault was noticed either: {names}. Give "
-            "it more --minutes, or prompts on which drafts are accepted."
+            f"NOT PROVEN: nothing differed, but planted faults went unnoticed: {blind}. Give it "
+            "more --minutes, or prompts on which drafts are accepted."
         )
     return "PASS: with drafts the output is the target's own, as far as these tests can see."
 
@@ -216,10 +215,11 @@ def _distribution(result: Result, threshold: float) -> Iterator[str]:
             else "COULD NOT HAVE FAILED: too few samples to show any drift"
         )
         yield f"      {name}: p = {test.p_value:.2g}; {least}"
-    yield (
-        f"      total variation over {joint.cells} outcomes: {joint.distance:.3f}, truly between "
-        f"{joint.low:.3f} and {joint.high:.3f} ({CONFIDENCE:.0%})"
-    )
+    if joint.df:
+        yield (
+            f"      total variation over {joint.cells} outcomes: {joint.distance:.3f}, truly "
+            f"between {joint.low:.3f} and {joint.high:.3f} ({CONFIDENCE:.0%})"
+        )
     if found.tokens_per_step is not None:
         chain = ", a chain" if result.subject.draws else ""
         theory = "" if found.theory is None else f"; by theory{chain}: {found.theory:.2f}"
@@ -228,7 +228,8 @@ def _distribution(result: Result, threshold: float) -> Iterator[str]:
 
 def _power(result: Result) -> Iterator[str]:
     if not result.could_fail:
-        yield f"   {result.subject.name}: COULD NOT HAVE FAILED: no planted fault was noticed"
+        kind = " of the ratios" if result.ratio_untested else ""
+        yield f"   {result.subject.name}: COULD NOT HAVE FAILED: no planted fault{kind} was noticed"
     else:
         yield f"   {result.subject.name}:"
     for detection in result.detections:

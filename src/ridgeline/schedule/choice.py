@@ -46,7 +46,7 @@ def _read(spec: str) -> tuple[str, list[tuple[int, int]]]:
     if name != "table":
         return name, []
     table = [row.partition("=")[::2] for row in (argument if colon else TABLE).split(",")]
-    if not all(cell.isdecimal() for row in table for cell in row):
+    if not all(cell.isdecimal() and len(cell) < 10 for row in table for cell in row):
         raise ConfigError(f"policy is {spec!r}; write for example table:{TABLE}")
     rows = [(int(most), int(depth)) for most, depth in table]
     if any(low >= high for (low, _), (high, _) in pairwise(rows)):
