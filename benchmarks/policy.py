@@ -136,6 +136,12 @@ def main() -> None:
     parser.add_argument("--drafter", default="ngram", help="NAME or NAME:ARGUMENT")
     parser.add_argument("--depth", type=int, default=EngineConfig.depth, help="of all policies")
     parser.add_argument(
+        "--confidence",
+        type=float,
+        default=EngineConfig.confidence,
+        help="of all policies; with 0 a head drafts all that it may, also where it knows nothing",
+    )
+    parser.add_argument(
         "--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="texts at once"
     )
     parser.add_argument(
@@ -161,8 +167,12 @@ def main() -> None:
         report = json.loads(args.out.read_text())
         if report["arguments"] != fixed:
             parser.error(f"{args.out} has figures of other arguments; give --out another file")
-    report["about"] = f"{loaded.name}, {loaded.model.computes}; drafter {fixed['drafter']}"
-    drafted = Contender(args.drafter, depth=args.depth, nodes=args.depth)
+    report["about"] = (
+        f"{loaded.name}, {loaded.model.computes}; drafter {fixed['drafter']}, confidence {args.confidence:g}"
+    )
+    drafted = Contender(
+        args.drafter, depth=args.depth, nodes=args.depth, confidence=args.confidence
+    )
     contenders = [Contender(PLAIN), *(replace(drafted, policy=policy) for policy in POLICIES)]
     names = ("plain", *POLICIES)
     args.out.parent.mkdir(parents=True, exist_ok=True)
