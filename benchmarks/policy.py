@@ -167,9 +167,8 @@ def main() -> None:
         report = json.loads(args.out.read_text())
         if report["arguments"] != fixed:
             parser.error(f"{args.out} has figures of other arguments; give --out another file")
-    report["about"] = (
-        f"{loaded.name}, {loaded.model.computes}; drafter {fixed['drafter']}, confidence {args.confidence:g}"
-    )
+    drafts = f"drafter {fixed['drafter']}, confidence {args.confidence:g}"
+    report["about"] = f"{loaded.name}, {loaded.model.computes}; {drafts}"
     drafted = Contender(
         args.drafter, depth=args.depth, nodes=args.depth, confidence=args.confidence
     )
