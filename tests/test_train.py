@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from ridgeline.train.prompts import default_prompts
 from ridgeline.train.run import Task, TrainOptions, _Batches, _split, evaluate, train
 from ridgeline.train.store import FeatureStore, Text
 from ridgeline.train.texts import invented_prompts
-from ridgeline.train.unroll import _attention, _shifted, unrolled
+from ridgeline.train.unroll import Batch, Losses, _attention, _shifted, unrolled
 from tests.engines import tiny_loaded
 from tests.tiny import VOCAB_SIZE
 
@@ -58,27 +60,34 @@ def test_hidden_states_are_the_targets(store: FeatureStore) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_training_learns_and_a_resumed_run_ends_alike(
-    method: str, store: FeatureStore, tmp_path: Path
+    method: str, store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tiny_loaded()
     whole = task_of(method, store)
     batches = _Batches(whole, store, target, OPTIONS)
     before = evaluate(whole, batches, range(len(store)))
     (tmp_path / "a").mkdir()
-    figures = train(whole, store, target, tmp_path / "a", OPTIONS)
+    figures = train(whole, store, target, tmp_path / "a", OPTIONS, {})
     after = evaluate(whole, batches, range(len(store)))
     assert after["loss"] < before["loss"]
     assert figures["held_out"]["tokens_per_step"] >= 1
     (tmp_path / "b").mkdir()
-    hurried = TrainOptions(**{**OPTIONS.__dict__, "minutes": 0.0})
-    rounds = 0
-    while True:  # one step at a time, each from the checkpoint of the one before
+    hasty, steps = replace(OPTIONS, checkpoint_minutes=0.0), []
+
+    def interrupted(task: Task, batch: Batch) -> Losses:
+        steps.append(len(steps))
+        if len(steps) % 4 == 0:  # also in the middle of an evaluation
+            raise KeyboardInterrupt
+        return forward(task, batch)
+
+    forward, done = run._forward, None
+    monkeypatch.setattr(run, "_forward", interrupted)
+    while done is None:
         part = task_of(method, store)
-        done = train(part, store, target, tmp_path / "b", hurried)
-        rounds += 1
-        if done["steps"] == figures["steps"]:
-            break
-    assert rounds > 3
+        with suppress(KeyboardInterrupt):
+            done = train(part, store, target, tmp_path / "b", hasty, {})
+    assert len(steps) > 8
+    assert done["steps"] == figures["steps"]
     for name, tensor in whole.network.state_dict().items():
         assert torch.equal(tensor, part.network.state_dict()[name]), name
 
@@ -99,7 +108,7 @@ def test_every_epoch_is_whole_however_its_texts_are_grouped(
     _, used = _split(store, options)
     counts = [len(batches.order(used, epoch)) for epoch in range(5)]
     assert len(set(counts)) > 1
-    assert train(task, store, tiny_loaded(), tmp_path, options)["steps"] == sum(counts)
+    assert train(task, store, tiny_loaded(), tmp_path, options, {})["steps"] == sum(counts)
 
 
 def test_answers_to_a_held_out_prompt_are_not_learned_from(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.errors import ConfigError
 from ridgeline.model.load import LoadedModel
+from ridgeline.train import answers as train_answers
 from ridgeline.train import store as train_store
-from ridgeline.train import texts as train_texts
 from ridgeline.train.command import Job, _distilled
 from ridgeline.train.recorder import Recorder
 from ridgeline.train.store import FeatureStore, Text
@@ -128,7 +128,7 @@ def test_recorded_states_are_the_computed_ones(
 def test_answers_go_on_where_they_were_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_texts, "GROUP", 2)
+    monkeypatch.setattr(train_answers, "GROUP", 2)
     file = tmp_path / "prompts.txt"
     file.write_text("one two\nthe rest\nin there\nthree four\nfive\n")
     job = Job("eagle3", tmp_path, distill=(str(file),), answers=1, answer_tokens=16)

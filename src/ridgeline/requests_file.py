@@ -99,7 +99,7 @@ def _from_json(text: str, job: Job) -> Job:
     words = given.pop("bad_words", job.bad_words)
     if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
         raise RequestError(f"bad_words is {words!r}; it must be a list of strings")
-    prompt = _messages(given["messages"]) if "messages" in given else given["prompt"]
+    prompt = checked_messages(given["messages"]) if "messages" in given else given["prompt"]
     if "prompt" in given and not isinstance(prompt, str):
         raise RequestError(f"prompt is {prompt!r}; it must be a string")
     changes: dict[str, Any] = {key: given[key] for key in given if key not in PROMPT_KEYS}
@@ -117,7 +117,12 @@ def _from_json(text: str, job: Job) -> Job:
     )
 
 
-def _messages(value: object) -> Messages:
+def checked_messages(value: object) -> Messages:
+    """A conversation as JSON gave it.
+
+    Raises:
+        RequestError: it is not a list of objects with the strings role and content.
+    """
     if (
         not isinstance(value, list)
         or not value

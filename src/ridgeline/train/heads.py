@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
@@ -17,6 +17,7 @@ from ridgeline.draft.checkpoint import EAGLE, EAGLE3, MTP, hidden_size
 from ridgeline.draft.int8 import CONFIG, rounded
 from ridgeline.draft.medusa import MedusaHeads
 from ridgeline.draft.network import HeadShape, RecurrentHead
+from ridgeline.errors import ConfigError
 from ridgeline.model.load import LoadedModel
 from ridgeline.train.medusa import medusa_losses
 from ridgeline.train.run import Task
@@ -52,6 +53,7 @@ def new_task(
         for blocks in medusa.layers:
             for block in blocks:
                 nn.init.zeros_(block.weight)  # so that training starts from the LM head itself
+        medusa.to(target.model.device)
         return Task(
             medusa,
             ids,
@@ -60,7 +62,8 @@ def new_task(
             lambda batch: medusa_losses(medusa, head, batch),
         )
     shape = _shape(method, target, len(ids), intermediate or width * 8 // 3 // 32 * 32)
-    network = RecurrentHead(shape)
+    # Made on the CPU, so that a seed gives the same weights everywhere.
+    network = RecurrentHead(shape).to(target.model.device)
     feature_weight = FEATURE_WEIGHT if method == "eagle" else 0.0
     return Task(
         network,
@@ -81,10 +84,11 @@ def head_features(method: str, layers: int) -> tuple[int, ...]:
 def _shape(method: str, target: LoadedModel, vocab: int, intermediate: int) -> HeadShape:
     layers, width = len(target.model.layers), hidden_size(target)
     kv_heads, dim = target.model.layers[0].key
+    shared_by = max(1, width // dim // kv_heads)  # query heads to each of them
     layer = LlamaConfig(
         hidden_size=width,
         intermediate_size=intermediate,
-        num_attention_heads=width // dim,
+        num_attention_heads=kv_heads * shared_by,
         num_key_value_heads=kv_heads,
         head_dim=dim,
         max_position_embeddings=target.context_len,
@@ -128,8 +132,10 @@ def save_head(
 
     `compact` leaves out the LM head, whose rows are the target's own: other engines need it.
     `bits` of a weight are 16 (bf16) or 8.
+
+    Raises:
+        ConfigError: a weight is no finite number.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {"d2t": ids - torch.arange(len(ids))}
     if isinstance(network, MedusaHeads):
         for i, blocks in enumerate(network.layers):
@@ -161,10 +167,18 @@ def save_head(
         if method == "eagle3":
             layers = list(network.shape.features)
             config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise ConfigError(
+            "the head has weights that are no finite numbers and is not saved; use a lower "
+            "--learning-rate, in another --out folder"
+        )
     config["base_model_name_or_path"] = target.name
     if bits == 8:
         tensors, config["quantization_config"] = rounded(tensors), CONFIG
-    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    folder.mkdir(parents=True, exist_ok=True)
+    # Not save_file, whose files only their owner can read.
+    (folder / "model.safetensors").write_bytes(save(tensors))
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     (folder / "provenance.json").write_text(json.dumps(provenance, indent=2, default=str) + "\n")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from ridgeline.errors import ConfigError
 from ridgeline.model.load import LoadedModel
+from ridgeline.train.checkpoint import CHECKPOINT, DATA, RunState
 from ridgeline.train.store import FeatureStore
 from ridgeline.train.unroll import Batch, Losses
 
@@ -51,6 +53,35 @@ class TrainOptions:
     checkpoint_minutes: float = 3
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_least(1, epochs=self.epochs)
+        if not 0 <= self.seed < 2**63:  # every answer adds to it
+            raise ConfigError(f"--seed is {self.seed}; it must be from 0 to 2**63 - 1")
+        check_positive(learning_rate=self.learning_rate, minutes=self.minutes)
+
+    def about(self) -> dict[str, Any]:
+        """What the result of a whole run depends on."""
+        later = ("minutes", "checkpoint_minutes")  # when it pauses, not what it does
+        return {
+            f"--{name.replace('_', '-')}": value
+            for name, value in asdict(self).items()
+            if name not in later
+        }
+
+
+def check_least(least: int, **values: int | None) -> None:
+    """Raises ConfigError for a number below `least`, naming its option."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+
+
+def check_positive(**values: float | None) -> None:
+    """Raises ConfigError for a number that is not above 0 and finite, naming its option."""
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be more than 0")
+
 
 @dataclass(frozen=True)
 class Task:
@@ -67,12 +98,21 @@ class Task:
 
 
 def train(
-    task: Task, store: FeatureStore, target: LoadedModel, out: Path, o: TrainOptions
+    task: Task,
+    store: FeatureStore,
+    target: LoadedModel,
+    out: Path,
+    o: TrainOptions,
+    about: Mapping[str, Any],
 ) -> Figures:
     """Trains the network in place to its best evaluation; returns figures for the provenance.
 
     `out/checkpoint.pt` holds everything that a continued run needs to give the same result as one
-    that was never interrupted.
+    that was never interrupted; `about` is what else the result depends on but options and data.
+
+    Raises:
+        ConfigError: the checkpoint is damaged or of another run, there are too few different
+            prompts, or the loss is no longer a number.
     """
     held_out, used = _split(store, o)
     batches = _Batches(task, store, target, o)
@@ -82,7 +122,8 @@ def train(
     plan = [(epoch, texts) for epoch in range(o.epochs) for texts in batches.order(used, epoch)]
     total = len(plan)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step / total))
-    state = _State(task.network, optimiser, schedule, out / "checkpoint.pt")
+    about = {**about, **o.about(), DATA: store.fingerprint()}
+    state = RunState(task.network, optimiser, schedule, out / CHECKPOINT, about)
     state.load()
     console = Console()
     began, saved = time.monotonic(), time.monotonic()
@@ -95,7 +136,16 @@ def train(
     with Progress(console=console) as progress:
         bar = progress.add_task("training", total=total, completed=state.step)
         for epoch, chosen in plan[state.step :]:
+            # Before the step, so that a run that has ended stays as it is.
+            late = o.minutes is not None and state.seconds > o.minutes * 60
+            if late or state.since_best >= PATIENCE:
+                break
             losses = _forward(task, batches.make(chosen))
+            if not losses.total.isfinite():
+                raise ConfigError(
+                    f"the loss is {losses.total:.3g} after {state.step} steps; use a lower "
+                    f"--learning-rate than {o.learning_rate}, in another --out folder"
+                )
             optimiser.zero_grad(set_to_none=True)
             losses.total.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -111,9 +161,6 @@ def train(
             if time.monotonic() - saved > o.checkpoint_minutes * 60:
                 state.save()
                 saved = time.monotonic()
-            late = o.minutes is not None and state.seconds > o.minutes * 60
-            if late or state.since_best >= PATIENCE:
-                break
     state.save()
     if state.best is None or not due():  # not saved: a continued run would not have it
         state.record(evaluate(task, batches, held_out))
@@ -136,8 +183,13 @@ def _split(store: FeatureStore, o: TrainOptions) -> tuple[list[int], list[int]]:
         begun = lo + int(np.argmax(store.weights[lo:hi]))
         prompts.setdefault(store.tokens[lo:begun].tobytes() or i, []).append(i)
     groups = list(prompts.values())
+    if len(groups) < 2:
+        raise ConfigError(
+            "all texts answer one prompt; at least two different prompts are needed, as some are "
+            "held out for evaluation"
+        )
     order = np.random.default_rng(o.seed).permutation(len(groups))
-    count = max(1, round(len(groups) * o.held_out))
+    count = min(max(1, round(len(groups) * o.held_out)), len(groups) - 1)
     sides = order[:count], order[count:]
     held_out, used = ([i for group in side for i in groups[group]] for side in sides)
     return held_out, used
@@ -162,8 +214,12 @@ def evaluate(task: Task, batches: _Batches, texts: Sequence[int]) -> Figures:
 
 
 def _forward(task: Task, batch: Batch) -> Losses:
-    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    with torch.autocast("cpu", torch.bfloat16) if fast else nullcontext():
+    kind = batch.tokens.device.type
+    if kind == "cpu":
+        fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    else:
+        fast = kind == "cuda" and torch.cuda.is_bf16_supported()
+    with torch.autocast(kind, torch.bfloat16) if fast else nullcontext():
         return task.losses(batch)
 
 
@@ -215,12 +271,16 @@ class _Batches:
         )
         # What follows a token is learned where the target wrote what follows.
         weight = torch.cat([weight[:, 1:], torch.zeros_like(weight[:, :1])], 1)
+        model = self._target.model
+        tokens = tokens.to(model.device)
+        features = stack(store.hidden(task.features, lo, hi) for lo, hi in spans)
+        final = stack(store.hidden((task.final,), lo, hi) for lo, hi in spans)
         return Batch(
             tokens=tokens,
-            embedding=self._target.model.embed(tokens.flatten()).float().view(*tokens.shape, -1),
-            features=stack(store.hidden(task.features, lo, hi) for lo, hi in spans),
-            final=stack(store.hidden((task.final,), lo, hi) for lo, hi in spans),
-            weight=weight,
+            embedding=model.embed(tokens.flatten()).float().view(*tokens.shape, -1),
+            features=features.to(model.device),
+            final=final.to(model.device),
+            weight=weight.to(model.device),
         )
 
     def judged(self, batch: Batch) -> Batch:
@@ -232,53 +292,10 @@ class _Batches:
                 for i in range(0, len(rows), ROWS)
             ]
         )
-        ids = self._task.ids
+        ids = self._task.ids.to(said.device)
         place = torch.searchsorted(ids, said).clamp(max=len(ids) - 1)
         place[ids[place] != said] = -1
         return replace(batch, likeliest=place.view_as(batch.tokens))
-
-
-class _State:
-    """Everything that a continued run needs."""
-
-    def __init__(self, network: nn.Module, optimiser: Any, schedule: Any, file: Path) -> None:
-        self._parts: dict[str, Any] = {
-            "network": network,
-            "optimiser": optimiser,
-            "schedule": schedule,
-        }
-        self._file = file
-        self.step, self.seconds, self.since_best = 0, 0.0, 0
-        self.best: dict[str, Tensor] | None = None
-        self.figures: Figures = {}
-
-    def record(self, figures: Figures) -> None:
-        """Keeps the network if it is the best so far."""
-        if not self.figures or figures["tokens_per_step"] > self.figures["tokens_per_step"]:
-            network = self._parts["network"]
-            self.best = {name: t.detach().clone() for name, t in network.state_dict().items()}
-            self.figures, self.since_best = figures, 0
-        else:
-            self.since_best += 1
-
-    def save(self) -> None:
-        """Writes everything to the file, whole or not at all."""
-        own = {
-            name: getattr(self, name)
-            for name in ("step", "seconds", "since_best", "best", "figures")
-        }
-        temporary = self._file.with_suffix(".part")
-        torch.save({"own": own} | {n: p.state_dict() for n, p in self._parts.items()}, temporary)
-        temporary.replace(self._file)
-
-    def load(self) -> None:
-        """Goes on from the file, if there is one."""
-        if self._file.is_file():
-            kept = torch.load(self._file, weights_only=True)
-            for name, part in self._parts.items():
-                part.load_state_dict(kept[name])
-            for name, value in kept["own"].items():
-                setattr(self, name, value)
 
 
 def _rate(share: float) -> float:

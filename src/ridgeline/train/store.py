@@ -8,7 +8,7 @@ them, memory-mapped, as often as it likes.
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from ridgeline.draft.checkpoint import hidden_size
 from ridgeline.errors import ConfigError
 from ridgeline.kv.store import KVStore
 from ridgeline.model.load import LoadedModel
+from ridgeline.train.files import read_json, write_json
 
 PASS = 1024
 """Tokens of one forward pass of the target."""
@@ -48,28 +49,34 @@ class FeatureStore:
     def __init__(
         self, folder: Path, target: LoadedModel, layers: Sequence[int], limit: int
     ) -> None:
-        """Opens the folder; if it holds another model's states or lacks some, it starts anew.
+        """Opens the folder; if it lacks some of the states, it starts anew.
 
         Args:
             folder: where the files are.
             target: the model.
             layers: hidden states that it must have, as `Target.forward` numbers them.
             limit: bytes that the states may take.
+
+        Raises:
+            ConfigError: it holds another model's states, or is damaged.
         """
         self._folder, self._target, self._limit = folder, target, limit
         self._width = hidden_size(target)
         folder.mkdir(parents=True, exist_ok=True)
         about, stated = folder / "store.json", {"target": target.name, "width": self._width}
-        kept = json.loads(about.read_text()) if about.is_file() else {"layers": []}
-        self.layers: tuple[int, ...] = tuple(kept.pop("layers"))
+        kept = _stated(about)
+        if kept and kept["target"] != target.name:
+            raise ConfigError(
+                f"{folder} holds hidden states of {kept['target']}; for {target.name} use another "
+                "--work folder"
+            )
+        self.layers: tuple[int, ...] = tuple(kept["layers"]) if kept else ()
         """hidden states that it has, ascending"""
-        fits = kept == stated and set(layers) <= set(self.layers)
+        fits = kept == {"layers": [*self.layers]} | stated and set(layers) <= set(self.layers)
         if not fits:
             self.layers = tuple(sorted(set(layers)))
-        lengths = folder / "lengths.i64"
-        held = np.fromfile(lengths, np.int64).tolist() if fits and lengths.is_file() else []
-        self._cut(held)
-        about.write_text(json.dumps({"layers": self.layers} | stated))
+        self._cut(self._whole() if fits else [])
+        write_json(about, {"layers": self.layers} | stated)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -83,6 +90,11 @@ class FeatureStore:
     def weights(self) -> NDArray[np.uint8]:
         """u8[N]: 1 where the target wrote the token."""
         return self._mapped("weights.u8", np.uint8)
+
+    def fingerprint(self) -> str:
+        """The same for the same texts."""
+        parts = (self.starts, self.tokens, self.weights)
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
     def hidden(self, layers: Sequence[int], lo: int, hi: int) -> torch.Tensor:
         """f32[hi-lo, layers x H]: hidden states of tokens lo..hi-1."""
@@ -151,11 +163,27 @@ class FeatureStore:
                 f"{self._limit / 1e9:.1f} GB are allowed; give less data or raise --cache-gb"
             )
 
+    def _whole(self) -> list[int]:
+        """Lengths of the first texts that every file holds whole."""
+        lengths = self._folder / "lengths.i64"
+        held = np.fromfile(lengths, np.int64).tolist() if lengths.is_file() else []
+        files = {self._folder / name: size for name, size in self._row_bytes().items()}
+        rows = min(f.stat().st_size // size if f.is_file() else 0 for f, size in files.items())
+        count = end = 0
+        while count < len(held) and held[count] > 0 and end + held[count] <= rows:
+            end += held[count]
+            count += 1
+        return held[:count]
+
+    def _row_bytes(self) -> dict[str, int]:
+        """What a token takes in each file."""
+        states = {f"hidden-{layer}.f16": 2 * self._width for layer in self.layers}
+        return {"tokens.i32": 4, "weights.u8": 1} | states
+
     def _cut(self, lengths: Sequence[int]) -> None:
         """Gives up all but the first texts."""
-        rows = sum(lengths)
-        sizes = {"lengths.i64": 8 * len(lengths), "tokens.i32": 4 * rows, "weights.u8": rows}
-        sizes |= {f"hidden-{layer}.f16": 2 * self._width * rows for layer in self.layers}
+        sizes = {name: size * sum(lengths) for name, size in self._row_bytes().items()}
+        sizes["lengths.i64"] = 8 * len(lengths)
         for other in self._folder.glob("hidden-*.f16"):
             if other.name not in sizes:
                 other.unlink()
@@ -182,6 +210,18 @@ class FeatureStore:
                 else np.empty(shape, dtype)
             )
         return self._maps[name]
+
+
+def _stated(file: Path) -> dict[str, Any] | None:
+    """What a store says of itself; None where there is none yet."""
+    remedy = f"delete {file.parent} to have the hidden states computed anew"
+    kept = read_json(file, remedy)
+    layers = [] if kept is None else kept.get("layers")
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise ConfigError(f"{file} is damaged; {remedy}")
+    if kept is not None and not isinstance(kept.get("target"), str):
+        raise ConfigError(f"{file} is damaged; {remedy}")
+    return kept
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:

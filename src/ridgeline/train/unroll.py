@@ -70,12 +70,13 @@ def unrolled(
     final = batch.final[:, 1:].flatten(0, 1)[rows]
     with torch.no_grad():
         target = (final @ head.T).softmax(-1)
-    positions = torch.arange(length).repeat(b)
+    device = batch.tokens.device
+    positions = torch.arange(length, device=device).repeat(b)
     own_head = head if network.head is None else network.head.weight
     keys: list[Tensor] = []
     values: list[Tensor] = []
     total = embedding.new_zeros(())
-    alive = torch.ones(b, length, dtype=torch.bool)
+    alive = torch.ones(b, length, dtype=torch.bool, device=device)
     passed, reached = [], []
     for step in range(steps):
 
@@ -98,7 +99,7 @@ def unrolled(
         total = total + DECAY**step * loss
         if batch.likeliest is not None:
             best = batch.likeliest[:, 1:].flatten()[rows]
-            right = torch.zeros(b * length, dtype=torch.bool)
+            right = torch.zeros(b * length, dtype=torch.bool, device=device)
             right[rows] = logits.argmax(-1) == best
             before = alive.flatten()[rows] & counted
             reached.append(int(before.sum()))
@@ -127,7 +128,7 @@ def _attention(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tenso
     first_keys, first_values = (x[0].repeat_interleave(share, 1) for x in (keys, values))
     scale = query.shape[-1] ** -0.5
     scores = query @ first_keys.transpose(-1, -2) * scale
-    at = torch.arange(length)
+    at = torch.arange(length, device=query.device)
     hidden = at[None, :] > at[:, None] - back
     # Where the draft began before the text nothing is seen; such positions carry no loss.
     hidden[:back, 0] = False
