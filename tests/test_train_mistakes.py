@@ -288,6 +288,21 @@ def test_a_run_that_has_ended_stays_as_it_is(
     assert file.stat().st_mode == (tmp_path / "head" / "config.json").stat().st_mode
 
 
+def test_a_run_that_minutes_stopped_goes_on_with_more(tmp_path: Path) -> None:
+    options = replace(OPTIONS, epochs=4)
+
+    def trained(name: str, minutes: float | None) -> tuple[int, bytes]:
+        given = job(tmp_path, out=tmp_path / name, work=tmp_path / "work")
+        run_training(tiny_loaded(), given, replace(options, minutes=minutes))
+        figures = json.loads((given.out / "provenance.json").read_text())["figures"]
+        return figures["steps"], (given.out / "model.safetensors").read_bytes()
+
+    stopped = trained("a", 1e-9)
+    assert stopped[0] == 1
+    assert trained("a", 1e-9) == stopped
+    assert trained("a", None) == trained("b", None)
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
@@ -332,9 +347,9 @@ def test_a_damaged_checkpoint_is_named(content: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", ["out", "work"])
 def test_folders_that_cannot_be_written_are_named(which: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigError, match=f"cannot write to the folder {place}"):
-            run_training(tiny_loaded(), job(tmp_path, **{which: place}), OPTIONS)
+    for place, why in (("file", "it is a file"), ("file/below", "Not a directory")):
+        with pytest.raises(ConfigError, match=f"to the folder {tmp_path / place}: {why}"):
+            run_training(tiny_loaded(), job(tmp_path, **{which: tmp_path / place}), OPTIONS)
 
 
 def test_a_folder_that_is_there_may_be_read_only(
@@ -397,3 +412,20 @@ def test_tensors_are_made_where_the_batch_is(method: str, tmp_path: Path) -> Non
         found = task.losses(judged())
     assert torch.equal(found.total, expected.total)
     assert found.passed == expected.passed
+
+
+def test_batches_are_made_where_the_target_is(tmp_path: Path) -> None:
+    class Elsewhere:
+        device = torch.device("meta")
+
+        def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+            assert tokens.is_meta
+            return torch.empty(len(tokens), 48, device="meta")
+
+    store = opened(tmp_path)
+    store.fill(some_texts())
+    task = new_task("eagle", tiny_loaded(), torch.arange(50), 2, 32, 0)
+    target = replace(tiny_loaded(), model=Elsewhere())  # type: ignore[arg-type]
+    batch = _Batches(task, store, target, OPTIONS).make([0, 1])
+    tensors = (batch.tokens, batch.embedding, batch.features, batch.final, batch.weight)
+    assert all(tensor.is_meta for tensor in tensors)

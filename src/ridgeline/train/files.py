@@ -22,7 +22,8 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(f"cannot write to the folder {folder}: {error.strerror}") from None
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise ConfigError(f"cannot write to the folder {folder}: {why}") from None
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:

@@ -80,7 +80,8 @@ def check_positive(**values: float | None) -> None:
     """Raises ConfigError for a number that is not above 0 and finite, naming its option."""
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be more than 0")
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} is {value}; it must be a finite number above 0")
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,9 @@ def read_texts(files: Sequence[Path], target: LoadedModel, length: int) -> list[
                 f"{len(left_out)} of {len(inside)} files in {given} are not UTF-8 text and are "
                 f"left out, such as {left_out[0].name}"
             )
+        skipped = set(left_out)
         for file in inside:
-            if file not in left_out:
+            if file not in skipped:
                 texts += _texts(file, target, length)
     return [text for text in texts if text.written > SHORTEST]
 
