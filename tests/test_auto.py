@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.cli import execute
 from ridgeline.draft.auto import chosen
 from ridgeline.draft.heads import METHODS, SHIPPED, head_for, known_heads, model_key
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, RidgelineError
 from ridgeline.model.load import LoadedModel
 from tests.engines import tiny_loaded
 from tests.heads import write_head
+from tests.tiny import save_tiny
 
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
 
@@ -67,6 +70,53 @@ def test_a_head_is_used_for_its_model_alone(cache: Path) -> None:
     assert chosen("auto", named("other")) == "drafter ngram, as no draft head is known for other"
     for model, name in ((target, "ngram+eagle3"), (named("other"), "ngram")):
         assert LLM(model, drafter="auto", kv_tokens=1024).drafter.name == name  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("damage", ["of another model", "cut weights", "no configuration"])
+def test_a_head_that_cannot_be_used_is_left_out(damage: str, cache: Path) -> None:
+    """Nobody asked for it; whoever does is told."""
+    path = place(cache, "tiny-1b", "eagle3")
+    target = named("tiny-1b")
+    if damage == "of another model":
+        shape = {"vocab_size": 40, "hidden_size": 96}
+        target = replace(tiny_loaded("llama", **shape), name="tiny-1b")
+    elif damage == "cut weights":
+        file = path / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:1000])
+    else:
+        (path / "config.json").write_text("[]")
+    llm = LLM(target, drafter="auto", kv_tokens=1024)
+    assert llm.drafter.name == "ngram"  # type: ignore[union-attr]
+    said = chosen("auto", target)
+    assert said.startswith("drafter ngram, as the known eagle3 head cannot be used: ")
+    assert str(path) in said
+    assert "\n" not in said
+    with pytest.raises(RidgelineError, match=re.escape(str(path))):
+        LLM(target, drafter="eagle3", kv_tokens=1024)
+    shutil.rmtree(path)
+    place(cache, "tiny-1b", "eagle3")
+    assert LLM(named("tiny-1b"), drafter="auto", kv_tokens=1024).drafter.name == "ngram+eagle3"  # type: ignore[union-attr]
+    assert "whose head is in" in chosen("auto", named("tiny-1b"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_unknown_quantisation_is_no_fault_of_a_head(known: bool, cache: Path) -> None:
+    if known:
+        place(cache, "tiny-1b", "eagle3")
+    with pytest.raises(ConfigError, match="quantize is 'int3'"):
+        LLM(named("tiny-1b"), drafter="auto", kv_tokens=1024, draft_quantize="int3")
+
+
+def test_a_model_of_a_known_name_writes_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(save_tiny("llama", tmp_path / "SmolLM2-135M-Instruct"))
+    command = ["generate", "--model", folder, "--prompt", "the rest", "--max-tokens", "4"]
+    assert execute(command) == 0
+    capsys.readouterr()
+    assert execute([*command, "--drafter", "mtp"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "d2t names ids outside" in line
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "mtp"])

@@ -19,7 +19,13 @@ from ridgeline.core.batch import Batch
 from ridgeline.draft.checkpoint import check_vocabulary, fill, hidden_size
 from ridgeline.draft.head_files import HeadFiles
 from ridgeline.draft.paged_head import place
-from ridgeline.errors import ConfigError, ModelLoadError, UnsupportedModelError, reason
+from ridgeline.errors import (
+    ConfigError,
+    ModelLoadError,
+    RidgelineError,
+    UnsupportedModelError,
+    reason,
+)
 from ridgeline.kv.store import KVStore, LayerShape
 from ridgeline.model.linear import pack_linears, weight_bytes
 from ridgeline.model.load import LoadedModel
@@ -36,7 +42,7 @@ _NAMES = {
 }
 _BY_LAYER = ("layer_types", "mlp_layer_types")
 """Fields that say something of each layer of the model."""
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+_EXPERT = re.compile(r"mlp\.experts\.(\d{1,6})\.(gate|up|down)_proj\.weight")
 
 
 class Block(nn.Module):
@@ -118,7 +124,9 @@ class BlockHead:
         try:
             self._network(nothing, nothing, position, probe)
             return probe.shapes[0]
-        except (AttributeError, KeyError, TypeError) as error:
+        except RidgelineError:
+            raise
+        except Exception as error:  # whatever a layer makes of its configuration
             raise UnsupportedModelError(
                 f"a {config.model_type} layer cannot draft on Ridgeline's cache: {reason(error)}"
             ) from error
@@ -167,7 +175,7 @@ def load_block(files: HeadFiles, target: LoadedModel) -> Block:
             f"{files.path}: no MTP module can be made of a {family} layer: {reason(error)}"
         ) from error
     if unknown := sorted(parts.keys() - network.state_dict().keys()):
-        names = ", ".join(name.removeprefix(_LAYER) for name in unknown[:3])
+        names = ", ".join(name.removeprefix(_LAYER) for name in unknown[:3])[:200]
         raise UnsupportedModelError(
             f"{files.path} has parts that transformers' {family} layer does not have: {names}"
         )
@@ -207,10 +215,10 @@ def _fused(files: HeadFiles) -> dict[str, Tensor]:
             gates, ups, downs = (
                 torch.stack([experts[kind, n] for n in numbers]) for kind in ("gate", "up", "down")
             )
-        except (KeyError, RuntimeError) as error:
+            fused["mlp.experts.gate_up_proj"] = torch.cat([gates, ups], 1)
+        except (KeyError, RuntimeError, IndexError) as error:
             raise ModelLoadError(
                 f"{files.path} holds an MTP module some of whose experts are missing or cut"
             ) from error
-        fused["mlp.experts.gate_up_proj"] = torch.cat([gates, ups], 1)
         fused["mlp.experts.down_proj"] = downs
     return fused

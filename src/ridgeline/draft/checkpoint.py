@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
 
+from ridgeline.draft.head_config import check_lossless, layer_config
 from ridgeline.draft.head_files import HeadFiles
 from ridgeline.draft.network import NORMS, HeadShape, RecurrentHead
-from ridgeline.errors import ConfigError, ModelLoadError, UnsupportedModelError, reason
+from ridgeline.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from ridgeline.model.load import LoadedModel
 
 _BLOCK = {
@@ -32,6 +32,7 @@ _BLOCK = {
     "post_attention_layernorm": "mlp_norm",
 }
 _IDS = {"d2t": "d2t"}
+_WHOLE = (torch.int64, torch.int32, torch.int16)
 EAGLE = {
     **{f"layers.0.{name}": part for name, part in _BLOCK.items()},
     **_IDS,
@@ -98,15 +99,27 @@ def load_recurrent(
     Raises:
         ModelLoadError: tensors are missing, or their sizes contradict each other.
         ConfigError: it was made for another target.
-        UnsupportedModelError: it has parts that are not implemented.
+        UnsupportedModelError: it has parts that are not implemented, or asks for a lossy
+            verification.
     """
+    check_lossless(files)
     parts = _named(files, layout)
-    layer = _layer(files, parts)
+    layer = layer_config(files, biased="query.bias" in parts)
     draft_ids = absolute_ids(files, parts.pop("d2t", None), target)
     width = hidden_size(target)
     if "head.weight" not in parts and draft_ids is not None:
         parts["head.weight"] = target.model.head_rows(draft_ids)
     head = parts.get("head.weight")
+    check_vocabulary(files, head, draft_ids, target)
+    fused = "fuse.weight" in parts
+    if "fuse" in layout.values() and not fused and layer.hidden_size != len(features) * width:
+        raise ModelLoadError(f"{files.path} lacks fc.weight, which fuses {len(features)} features")
+    if layer.hidden_size != width and (head is None or not fused):
+        without = " and no LM head of its own" if head is None else ""
+        raise ConfigError(
+            f"{files.path} has hidden size {layer.hidden_size}{without}; {target.name} has "
+            f"{width}: use a head made for this model"
+        )
     made = HeadShape(
         layer=layer,
         features=features,
@@ -114,7 +127,7 @@ def load_recurrent(
         vocab_size=target.vocab_size if head is None else len(head),
         projected="project.weight" in parts,
         norms=frozenset(name for name in NORMS if f"{name}.weight" in parts),
-        fused="fuse.weight" in parts,
+        fused=fused,
         own_head=head is not None,
         project_bias="project.bias" in parts,
         **shape,
@@ -122,12 +135,6 @@ def load_recurrent(
     with torch.device("meta"):
         network = RecurrentHead(made)
     fill(network, parts, files, target)
-    check_vocabulary(files, head, draft_ids, target)
-    if head is None and layer.hidden_size != width:
-        raise ConfigError(
-            f"{files.path} has hidden size {layer.hidden_size} and no LM head of its own; "
-            f"{target.name} has {width}: use a head made for this model"
-        )
     network.rotary = type(network.rotary)(layer)  # computed, not stored
     return LoadedHead(network.requires_grad_(False), draft_ids)
 
@@ -149,43 +156,33 @@ def _named(files: HeadFiles, layout: Mapping[str, str]) -> dict[str, Tensor]:
         elif not name.endswith(_LEFT_OUT):
             unknown.append(name)
     if unknown:
+        names = ", ".join(sorted(unknown)[:3])
         raise UnsupportedModelError(
-            f"{files.path} has parts that are not implemented: {', '.join(sorted(unknown)[:3])}"
+            f"{files.path} has parts that are not implemented: {names:.200}"
         )
     return parts
 
 
-def _layer(files: HeadFiles, parts: Mapping[str, Tensor]) -> LlamaConfig:
-    """The layer's configuration; a speculators folder nests it."""
-    stated = files.config.get("transformer_layer_config", files.config)
-    fields = (
-        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
-        *("head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters"),
-        *("max_position_embeddings", "hidden_act"),
-    )
-    try:
-        config = LlamaConfig(**{name: stated[name] for name in fields if name in stated})
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ModelLoadError(f"{files.path}/config.json: {reason(error)}") from error
-    if config.hidden_act != "silu":
-        raise UnsupportedModelError(f"{files.path} has an MLP with {config.hidden_act}")
-    config.attention_bias = "query.bias" in parts
-    return config
-
-
 def hidden_size(target: LoadedModel) -> int:
     """Width of the target's hidden states."""
-    return int(target.model.embed(torch.zeros(1, dtype=torch.int64)).shape[-1])
+    token = torch.zeros(1, dtype=torch.int64, device=target.model.device)
+    return int(target.model.embed(token).shape[-1])
 
 
 def absolute_ids(files: HeadFiles, d2t: Tensor | None, target: LoadedModel) -> Tensor | None:
     """i64[Vd]: the target's tokens that a head's logits stand for; `d2t` holds their distances.
 
     Raises:
+        ModelLoadError: they are no list of whole numbers.
         ConfigError: they are not the target's, or not distinct.
     """
     if d2t is None:
         return None
+    if d2t.dim() != 1 or not len(d2t) or d2t.dtype not in _WHOLE:
+        raise ModelLoadError(
+            f"{files.path}: d2t is {str(d2t.dtype).removeprefix('torch.')} {list(d2t.shape)}; it "
+            "must be a whole number for each of the head's ids"
+        )
     ids = d2t.long() + torch.arange(len(d2t))
     if len({*ids.tolist()}) < len(ids) or int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size:
         raise ConfigError(
@@ -201,7 +198,7 @@ def fill(
     """Gives a network that was made without memory its weights, as fp32.
 
     Raises:
-        ModelLoadError: some are missing.
+        ModelLoadError: some are missing, or hold NaN or infinity.
         ConfigError: some have the sizes of another model's.
     """
     wanted = network.state_dict(keep_vars=True)
@@ -215,7 +212,11 @@ def fill(
                 f"(hidden size {hidden_size(target)}) has {list(parameter.shape)}; use a head made "
                 "for this model"
             )
-    network.load_state_dict({name: parts[name].float() for name in wanted}, assign=True)
+    weights = {name: parts[name].float() for name in wanted}
+    for name, weight in weights.items():
+        if not all(torch.isfinite(extreme) for extreme in weight.aminmax()):
+            raise ModelLoadError(f"{files.path}: {name} holds NaN or infinity; the head is damaged")
+    network.load_state_dict(weights, assign=True)
 
 
 def check_vocabulary(
@@ -224,8 +225,11 @@ def check_vocabulary(
     """Refuses an LM head [Vd,H] that does not fit the ids it drafts, or the target.
 
     Raises:
-        ModelLoadError, ConfigError.
+        ModelLoadError: it is no matrix, or has another number of ids than d2t.
+        ConfigError: it has more ids than the target.
     """
+    if head is not None and (head.dim() != 2 or not head.numel()):
+        raise ModelLoadError(f"{files.path}: the LM head is {list(head.shape)}, which is no matrix")
     if ids is not None and (head is None or len(ids) != len(head)):
         raise ModelLoadError(f"{files.path}: d2t and the LM head have different lengths")
     if ids is None and head is not None and len(head) > target.vocab_size:

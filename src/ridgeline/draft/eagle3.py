@@ -46,12 +46,14 @@ def _features(files: HeadFiles, layers: int) -> tuple[int, ...]:
     if named is None and isinstance(nested, dict):
         named = nested.get(LAYER_IDS)
     if named is None:
-        return (2, layers // 2, layers - 3)
-    if not isinstance(named, list) or not all(
-        isinstance(i, int) and 0 <= i <= layers for i in named
+        return (min(2, layers), layers // 2, max(layers - 3, 0))
+    if (
+        not isinstance(named, list)
+        or not named
+        or not all(type(i) is int and 0 <= i <= layers for i in named)
     ):
         raise ModelLoadError(
-            f"{files.path}/config.json: {LAYER_IDS} is {named!r}; the target has layers 0 to "
-            f"{layers}"
+            f"{files.path}/config.json: {LAYER_IDS} is {named!r:.80}; it must be a list of layers "
+            f"from 0 to {layers}"
         )
     return tuple(named)

@@ -43,16 +43,20 @@ def read_files(
     Raises:
         ModelLoadError: it is neither, or a file is missing or damaged.
     """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        if folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") != 1:
+    try:
+        folder = Path(path).expanduser()
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, or an unknown user's home
+        raise ModelLoadError(f"{path!r:.200} is no path of a head: {reason(error)}") from None
+    if not is_folder:
+        if exists or path.startswith(("/", ".", "~")) or path.count("/") != 1:
             raise ModelLoadError(f"{path!r} is no folder with a draft head, nor a name on the hub")
         folder = hub.download(path, ("*.json", *hub.WEIGHTS) if wanted else FILES)
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path} holds no config.json, so it is not a draft head") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}/config.json cannot be read: {reason(error)}") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path}/config.json holds no object")
@@ -68,8 +72,8 @@ def read_files(
                 held |= _tensors(file, opened)
         with _one_line(folder):
             tensors = {name: held[name]() for name in (wanted(held) if wanted else held)}
-    if not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise ModelLoadError(f"{path} holds something else than tensors")
+    if not all(isinstance(t, Tensor) and t.layout is torch.strided for t in tensors.values()):
+        raise ModelLoadError(f"{path} holds something else than dense tensors")
     return HeadFiles(path, config, restored(tensors, path))
 
 
@@ -79,6 +83,8 @@ def _tensors(file: Path, opened: ExitStack) -> dict[str, Callable[[], Tensor]]:
         content = opened.enter_context(safe_open(file, "pt"))
         return {name: partial(content.get_tensor, name) for name in content.keys()}  # noqa: SIM118
     read = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+        raise TypeError("it holds no tensors by name")
     return {name: partial(read.__getitem__, name) for name in read}
 
 

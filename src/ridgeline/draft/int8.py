@@ -59,11 +59,12 @@ def restored(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
         scale = result.pop(name + SCALE, None)
         if scale is None:
             raise ModelLoadError(f"{path}: {name} has 8 bits and no {name}{SCALE}")
-        rows, groups = len(tensor), scale.numel() // max(1, len(tensor))
-        if scale.numel() != rows * groups or not groups or tensor[0].numel() % groups:
+        rows, columns = tensor.shape if tensor.dim() == 2 else (0, 0)
+        groups = scale.numel() // max(1, rows)
+        if not groups * columns or scale.numel() != rows * groups or columns % groups:
             raise ModelLoadError(
                 f"{path}: {name} is {list(tensor.shape)} and its factors {list(scale.shape)}; "
-                "there must be one a row, or as many as divide it"
+                "there must be one a row of a matrix, or as many as divide it"
             )
         parts = tensor.float().view(rows, groups, -1) * scale.float().view(rows, groups, 1)
         result[name] = parts.view(tensor.shape)

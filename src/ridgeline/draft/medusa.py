@@ -30,8 +30,8 @@ from ridgeline.kv.store import KVStore
 from ridgeline.model.linear import native_kernels, pack, product, weight_bytes
 from ridgeline.model.load import LoadedModel, quantized_bits
 
-_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
+_BLOCK = re.compile(r"(\d{1,6})\.(\d{1,6})\.linear\.(weight|bias)")
+_HEAD = re.compile(r"(\d{1,6})\.(\d{1,6})\.weight")
 
 
 class MedusaHeads(nn.Module):
@@ -190,7 +190,8 @@ def medusa_drafter(argument: str, context: DraftContext) -> MedusaDrafter:
     """
     files = read_files(head_path(argument, "medusa", context.target))
     network, ids = load_medusa(files, context.target)
-    return MedusaDrafter(network, context, ids)
+    on_device = None if ids is None else ids.to(context.target.model.device)
+    return MedusaDrafter(network, context, on_device)
 
 
 def load_medusa(files: HeadFiles, target: LoadedModel) -> tuple[MedusaHeads, Tensor | None]:
@@ -211,10 +212,16 @@ def load_medusa(files: HeadFiles, target: LoadedModel) -> tuple[MedusaHeads, Ten
         elif match := _HEAD.fullmatch(name):
             heads[int(match[1])] = tensor
         else:
-            raise ModelLoadError(f"{files.path} holds {name}, which is no part of Medusa heads")
+            raise ModelLoadError(f"{files.path} holds {name:.80}, which is no part of Medusa heads")
     if not blocks:
         raise ModelLoadError(f"{files.path} holds no Medusa heads (0.0.linear.weight, ...)")
-    count, depth = 1 + max(i for i, _, _ in blocks), 1 + max(j for _, j, _ in blocks)
+    places = {(i, j) for i, j, _ in blocks}
+    count, depth = (len({place[axis] for place in places}) for axis in (0, 1))
+    if places != set(itertools.product(range(count), range(depth))):
+        raise ModelLoadError(
+            f"{files.path} lacks Medusa heads, or blocks of some: it has {len(places)} blocks up "
+            f"to {'.'.join(map(str, max(places)))}.linear, and none may be missing in between"
+        )
     width = hidden_size(target)
     if ids is not None and not heads:
         rows = target.model.head_rows(ids)

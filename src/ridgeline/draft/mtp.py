@@ -25,9 +25,9 @@ from ridgeline.draft.recurrent import RecurrentDrafter, drafter_of
 from ridgeline.errors import ModelLoadError
 from ridgeline.model.native import FAMILIES
 
-_DEEPSEEK = re.compile(r"(model\.layers\.(\d+)\.)eh_proj\.weight")
+_DEEPSEEK = re.compile(r"(model\.layers\.(\d{1,6})\.)eh_proj\.weight")
 _QWEN = "mtp."
-_QWEN_LAYER = re.compile(r"(layers\.(\d+)\.).*")
+_QWEN_LAYER = re.compile(r"(layers\.(\d{1,6})\.).*")
 _QWEN_SHARED = {
     "fc": "eh_proj",
     "norm": "shared_head.norm",
