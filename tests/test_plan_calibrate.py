@@ -268,10 +268,11 @@ def test_measured_acceptance_is_the_engine_s(loaded: LoadedModel) -> None:
     found = measured_acceptance(loaded, "ngram", 3, [Prompt("any", request)])
     assert there.accepted > 0
     assert found.tokens(3) == pytest.approx(1 + there.accepted / there.steps)
-    assert found.nodes == pytest.approx(there.drafted / there.steps / 3)
+    assert found.drafted(3) == pytest.approx(there.drafted / there.steps)
+    assert found.drafted(1) == there.drafted_steps / there.steps
     assert found.rate == sum(there.passed) / sum(there.reached)
 
 
 def test_a_drafter_that_is_silent_has_no_acceptance(loaded: LoadedModel) -> None:
     found = measured_acceptance(loaded, "none", 3, prompts_of(loaded)[:1])
-    assert (found.tokens(3), found.nodes) == (1, 0)
+    assert (found.tokens(3), found.drafted(3)) == (1, 0)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ridgeline.bench.record import FORMAT
 from ridgeline.core.theory import expected_tokens, expected_tokens_of
 from ridgeline.errors import ConfigError
-from ridgeline.plan import acceptance as source
 from ridgeline.plan.acceptance import Acceptance, constant, parse_range, published_range
 from ridgeline.plan.drafters import defaults, methods, planned
 from ridgeline.plan.shape import read_shape
@@ -27,7 +23,16 @@ def test_tokens_of_measured_positions_and_beyond() -> None:
     assert constant(0.7).tokens(5) == pytest.approx(expected_tokens(0.7, 5))
 
 
-@pytest.mark.parametrize(("text", "low", "high"), [("0.7", 0.7, 0.7), ("0.6-0.8", 0.6, 0.8)])
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("0.7", 0.7, 0.7),
+        ("0.6-0.8", 0.6, 0.8),
+        ("1e-1", 0.1, 0.1),
+        ("1e-1-2E-1", 0.1, 0.2),
+        ("0.5-9e-1", 0.5, 0.9),
+    ],
+)
 def test_given_ranges(text: str, low: float, high: float) -> None:
     found = parse_range(text)
     assert (found.low.rate, found.high.rate, found.source) == (low, high, "given")
@@ -42,61 +47,17 @@ def test_wrong_ranges(text: str) -> None:
 def test_published_ranges() -> None:
     """Those of the article; of tokens per step, the acceptance that gives them at their depth."""
     mtp = published_range("mtp")
-    assert (mtp.low.rate, mtp.high.rate, mtp.low.nodes) == (0.85, 0.90, 1)
+    assert (mtp.low.rate, mtp.high.rate, mtp.low.nodes) == (0.85, 0.90, (1,))
     eagle3 = published_range("eagle3")
     assert eagle3.low == eagle3.high
     assert expected_tokens(eagle3.low.rate, 6) == pytest.approx(5.71)
-    assert eagle3.low.nodes == pytest.approx(59 / 6)
+    assert eagle3.low.nodes == pytest.approx((59 / 6,))
     draft = published_range("model")
     assert draft.high.rate == 0.82
     assert draft.low.rate == pytest.approx(1 - 1 / 2.28)
     assert published_range("eagle").high == constant(0.92, 24 / 5)
     with pytest.raises(ConfigError, match="no acceptance of oracle is known; give --acceptance"):
         published_range("oracle")
-
-
-def run(drafter: str, temperature: float = 0.0, batch: int = 1, depth: int = 2) -> dict[str, Any]:
-    return {
-        "options": {
-            "drafter": drafter,
-            "temperature": temperature,
-            "batch": batch,
-            "depth": depth,
-        },
-        "steps": 10,
-        "drafted": 15,
-        "passed": [8, 4],
-        "reached": [9, 6],
-    }
-
-
-def test_benchmarked_acceptance(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    runs = [
-        {**run("ngram", batch=4), "passed": [0, 0]},
-        run("ngram"),
-        {**run("ngram", 1.0), "passed": [5, 1], "reached": [8, 4]},
-        run("eagle:a"),
-        run("eagle:b"),
-    ]
-    file.write_text(json.dumps({"format": FORMAT, "runs": runs}))
-    found = source.from_bench(file)
-    assert found["ngram"].low == Acceptance((0.5, 0.1), 0.5, 0.75)
-    assert found["ngram"].high == Acceptance((0.8, 0.4), 0.8, 0.75)
-    assert found["ngram"].source == "measured: bench.json"
-    assert source.lookup(found, "ngram") == found["ngram"]
-    assert source.lookup(found, "ngram:min=3") == found["ngram"], "the only one of that name"
-    assert source.lookup(found, "eagle:c") is None, "one of two"
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": "x", "runs": []}', '{"runs": 1}'])
-def test_files_that_are_no_benchmark(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=r"bench\.json holds no results"):
-        source.from_bench(file)
-    with pytest.raises(ConfigError, match=r"cannot read .*other"):
-        source.from_bench(tmp_path / "other.json")
 
 
 # Drafters
@@ -172,6 +133,29 @@ def test_a_draft_model_of_another_vocabulary(tmp_path: Path) -> None:
     target = read_shape(write_config(LLAMA_3_70B, tmp_path / "target"))
     with pytest.raises(ConfigError, match="needs the target's tokenizer"):
         planned(f"model:{folder}", target, None)
+
+
+def test_a_pair_costs_what_its_drafter_with_weights_does(tmp_path: Path) -> None:
+    target = read_shape(write_config(LLAMA_3_70B, tmp_path / "target"))
+    head = planned("eagle3", target, "int4")
+    for spec in ("ngram+eagle3:here", "eagle3+ngram", "ngram:max=4+ngram+eagle3"):
+        assert planned(spec, target, "int4") == replace(head, spec=spec)
+    assert planned("ngram+ngram", target, None).shape is None
+    small = LLAMA_3_70B | {"num_hidden_layers": 4}
+    path = write_config(small, tmp_path / "small")
+    assert planned(f"ngram+model:{path}", target, None).label == "ngram+model:small"
+    with pytest.raises(ConfigError, match=r"no plan for medusa\+eagle, both of which have weights"):
+        planned("medusa+eagle", target, None)
+
+
+def test_auto_is_what_it_would_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
+    target = replace(TARGET, name="Model-1B.Q4_1")
+    assert planned("auto", target, None).shape is None
+    head = tmp_path / "heads" / "model-1b" / "medusa"
+    head.mkdir(parents=True)
+    (head / "config.json").write_text("{}")
+    assert planned("auto", target, None) == replace(planned("medusa", target, None), spec="auto")
 
 
 def test_every_method_has_a_source() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.core.theory import speedup
 from ridgeline.plan import plot
-from ridgeline.plan.acceptance import Range, constant
+from ridgeline.plan.acceptance import Acceptance, Range, constant
 from ridgeline.plan.cost import CostCurve
 from ridgeline.plan.drafters import Method, Planned
 from ridgeline.plan.hardware import Hardware, hardware
@@ -95,6 +95,15 @@ def test_drafts_that_are_not_always_there() -> None:
     step = CostCurve(rows=(1, 2, 3, 6), row_seconds=(10.0, 10.0, 18.0, 18.0))
     choice = planner(step).choice(Contender(FREE, always(0.5, nodes=0.25)), 5, 1)
     assert choice.verify_seconds == pytest.approx(0.75 * 10 + 0.25 * 18)
+
+
+def test_rows_are_those_of_the_levels_considered() -> None:
+    """Chains of which few get to level 3: at depth 1, 8 sequences have 8 drafts all the same."""
+    curve = CostCurve(rows=(1, 100), row_seconds=(1.0, 100.0))
+    chains = Acceptance((0.5, 0.1, 0.0), 0.5, (1.0, 0.25, 0.0))
+    found = planner(curve).choices(Contender(FREE, Range(chains, chains, "made up")), 8, 3)
+    assert [choice.rows for choice in found] == [8, 16, 18, 18]
+    assert [choice.verify_seconds for choice in found] == pytest.approx([8, 16, 18, 18])
 
 
 def test_nothing_is_never_worse() -> None:

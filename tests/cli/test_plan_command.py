@@ -186,22 +186,46 @@ def test_bytes_and_flops_of_each_part(plan: PlanCommand, llama: str) -> None:
     assert cells[4:7] == ["8762", "172", "134"] == [f"{f / 1e9:.0f}" for f in flops]
 
 
+def write_bench(path: Path, *drafters: str) -> Path:
+    """A file of runs in which every step has two drafts."""
+    runs = [
+        {
+            "options": {"drafter": drafter, "temperature": 0.0, "batch": 1, "depth": 2},
+            **{"steps": 10, "drafted": 20, "passed": [8, 4], "reached": [10, 8]},
+        }
+        for drafter in drafters
+    ]
+    path.write_text(json.dumps({"format": FORMAT, "model": {"name": "small"}, "runs": runs}))
+    return path
+
+
 def test_drafters_of_a_benchmark(plan: PlanCommand, llama: str, tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    run = {
-        "options": {"drafter": "ngram", "temperature": 0.0, "batch": 1, "depth": 2},
-        **{"steps": 10, "drafted": 20, "passed": [8, 4], "reached": [10, 8]},
-    }
-    plain = {**run, "options": run["options"] | {"drafter": "none"}}
-    file.write_text(json.dumps({"format": FORMAT, "runs": [run, plain]}))
+    file = write_bench(tmp_path / "bench.json", "ngram", "none")
     asked = ("--model", llama, *H100, "--bench", file, "--batch", 1, "--json", "--depth", 2)
     found = json.loads(plan(*asked).stdout)
     assert list(found["drafters"]) == ["ngram"]
     assert found["batches"][0]["best"]["tokens"] == [2.2, 2.2]
-    assert found["drafters"]["ngram"]["acceptance"]["source"] == "measured: bench.json"
+    assert found["drafters"]["ngram"]["acceptance"]["source"] == "measured: bench.json, small"
     assert_refused(
         plan(*asked, "--drafter", "eagle"), "bench.json holds no run of the drafter eagle"
     )
+
+
+def test_a_drafter_without_a_plan_spoils_no_benchmark(
+    plan: PlanCommand, llama: str, tmp_path: Path
+) -> None:
+    file = write_bench(tmp_path / "bench.json", "auto", "medusa+eagle", "ngram+eagle3", "model:/no")
+    asked = ("--model", llama, *H100, "--bench", file, "--batch", 1, "--json")
+    code, shown, errors = plan(*asked)
+    assert code == 0
+    assert list(json.loads(shown)["drafters"]) == ["auto", "ngram+eagle3"]
+    first, second = errors.splitlines()
+    assert first.startswith(f"note: medusa+eagle of {file} is left out: there is no plan for")
+    assert second.startswith(f"note: model:/no of {file} is left out: ")
+    write_bench(file, "medusa+eagle")
+    assert_refused(plan(*asked), "there is no plan for medusa+eagle")
+    write_bench(file, "none")
+    assert_refused(plan(*asked), "holds no run of a drafter")
 
 
 def test_a_short_run(
@@ -251,6 +275,8 @@ def test_tables_fit_a_terminal(hidden: int, tmp_path: Path) -> None:
         (("--precision", "int3"), "precision is 'int3'; it must be one of fp32, bf16"),
         (("--acceptance", "2"), "acceptance is '2'; it must be a number from 0 to 1"),
         (("--acceptance", "0.5", "--measure"), "only one of --acceptance, --bench and --measure"),
+        (("--acceptance", ""), "acceptance is ''; it must be a number from 0 to 1"),
+        (("--hardware", "LOCAL", "--devices", "2"), "this machine is one"),
         (("--batch", "0"), "batch is 0; it must be from 1 to 65536"),
         (("--depth", "65"), "depth is 65; it must be from 1 to 64"),
         (("--context", "-1"), "context is -1"),

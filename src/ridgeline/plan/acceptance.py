@@ -1,19 +1,21 @@
-"""How many drafts are accepted: measured, from a benchmark's file, given, or as published."""
+"""How many drafts are accepted: measured, given, or as published."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 from scipy.optimize import brentq
 
 from ridgeline.bench.published import Published, published
-from ridgeline.bench.record import FORMAT
 from ridgeline.core.theory import expected_tokens, expected_tokens_of
 from ridgeline.errors import ConfigError
+
+FIXED = "fixed"
+"""The policy that always drafts."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,9 @@ class Acceptance:
     """s_1, s_2, ...; beyond the last, each is the one before times `rate`"""
     rate: float
     """acceptance of a draft whose predecessors were accepted"""
-    nodes: float = 1.0
-    """drafted tokens a step for each level of depth: less than 1 where a drafter at times has
-    nothing to say, more where it drafts trees"""
+    nodes: tuple[float, ...] = (1.0,)
+    """drafted tokens a step at level 1, 2, ...; beyond the last, each has as many. Less than 1
+    where a drafter at times has nothing to say or ends a chain early, more where it drafts trees"""
 
     def tokens(self, depth: int) -> float:
         """Expected tokens a step, with drafts of at most `depth` levels."""
@@ -34,6 +36,16 @@ class Acceptance:
         while len(known) < depth:
             known.append((known[-1] if known else 1.0) * self.rate)
         return expected_tokens_of(known)
+
+    def drafted(self, depth: int) -> float:
+        """Drafted tokens a step, with drafts of at most `depth` levels."""
+        beyond = max(depth - len(self.nodes), 0)
+        return sum(self.nodes[:depth]) + beyond * self.nodes[-1]
+
+    @property
+    def width(self) -> float:
+        """Drafted tokens a step and level, over the levels that are known."""
+        return sum(self.nodes) / len(self.nodes)
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class Range:
 
 def constant(rate: float, nodes: float = 1.0) -> Acceptance:
     """The same at every position: s_j = a^j."""
-    return Acceptance((), rate, nodes)
+    return Acceptance((), rate, (nodes,))
 
 
 def parse_range(text: str) -> Range:
@@ -56,16 +68,24 @@ def parse_range(text: str) -> Range:
     Raises:
         ConfigError: it is something else.
     """
-    low, dash, high = text.partition("-")
-    try:
-        rates = float(low), float(high if dash else low)
-    except ValueError:
-        rates = (-1.0, -1.0)
-    if not 0 <= rates[0] <= rates[1] <= 1:
+    low, high = _ends(text)
+    if not 0 <= low <= high <= 1:
         raise ConfigError(
             f"acceptance is {text!r}; it must be a number from 0 to 1 or a range such as 0.6-0.8"
         )
-    return Range(constant(rates[0]), constant(rates[1]), "given")
+    return Range(constant(low), constant(high), "given")
+
+
+def _ends(text: str) -> tuple[float, float]:
+    """A hyphen may also belong to an exponent: the text is a number, or two around one of them."""
+    splits = [(text, text)]
+    splits += [(text[: m.start()], text[m.end() :]) for m in re.finditer("-", text)]
+    for low, high in splits:
+        try:
+            return float(low), float(high)
+        except ValueError:
+            continue
+    return -1.0, -1.0
 
 
 def published_range(method: str) -> Range:
@@ -108,58 +128,52 @@ def rate_of(tokens: float, depth: int | None) -> float:
 
 
 def of_run(run: dict[str, Any]) -> Acceptance:
-    """From one run of a benchmark: `steps`, `drafted` and `passed` as docs/bench.md has them."""
-    steps, passed, reached = run["steps"], run["passed"], run["reached"]
-    if not steps:
-        return constant(0.0)
-    depth = run["options"]["depth"]
+    """From one run of a benchmark: its counts as docs/bench.md has them.
+
+    Where a policy chose when to draft, and the drafter has weights, only the steps count in which
+    it did: the others say nothing of the drafter. One without weights is silent of its own accord.
+    """
+    passed, reached, options = run["passed"], run["reached"], run["options"]
+    depth = options["depth"]
+    paused = options.get("policy", FIXED) != FIXED and run["memory"]["weights"]
+    steps = sum(reached[:1]) if paused else run["steps"]
+    if not steps or not sum(reached) or not depth:
+        return Acceptance((), 0.0, (0.0,))
+    survival = [count / steps for count in passed[:depth]]
     return Acceptance(
-        survival=tuple(count / steps for count in passed[:depth]),
-        rate=sum(passed) / sum(reached) if sum(reached) else 0.0,
-        nodes=run["drafted"] / steps / depth if depth else 0.0,
+        # Levels that no draft got to are known to be empty.
+        survival=(*survival, *(0.0 for _ in range(depth - len(survival)))),
+        rate=sum(passed) / sum(reached),
+        nodes=_levels(
+            run["drafted"] / steps,
+            _reaching(steps, passed, reached, depth),
+            trees=options.get("nodes", depth) > depth,
+        ),
     )
 
 
-def from_bench(path: Path) -> dict[str, Range]:
-    """By drafter spec, over the temperatures of a file that `ridgeline bench --json` wrote.
+def _reaching(steps: int, passed: Sequence[int], reached: Sequence[int], depth: int) -> list[float]:
+    """Share of steps with a draft of level 1, 2, ..., as far as accepted drafts tell."""
+    goes_on = [reached[0] / steps]
+    for level in range(1, depth):
+        before = passed[level - 1] if level <= len(passed) else 0
+        here = reached[level] if level < len(reached) else 0
+        goes_on.append(here / before if before else 1.0)
+    return list(accumulate(goes_on, lambda share, more: share * more))
 
-    Of several runs of a drafter under one temperature the smallest batch counts, and the deepest.
 
-    Raises:
-        ConfigError: it cannot be read or holds something else.
+def _levels(drafted: float, reaching: Sequence[float], trees: bool) -> tuple[float, ...]:
+    """`drafted` tokens a step by level, in proportion to the steps that get there.
+
+    Chains have one token at the first level, so their number there is known; chains that are
+    accepted go on more often than others, so that of the further levels is scaled.
     """
-    try:
-        found = json.loads(path.read_text())
-        if found["format"] != FORMAT:
-            raise ValueError
-        runs = sorted(found["runs"], key=lambda run: _order(run["options"]))
-        chosen: dict[tuple[str, float], Acceptance] = {}
-        for run in runs:
-            options = run["options"]
-            chosen.setdefault((options["drafter"], options["temperature"]), of_run(run))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError(f"{path} holds no results of `ridgeline bench --json`") from None
-    specs = dict.fromkeys(spec for spec, _ in chosen)
-    ranges = {}
-    for spec in specs:
-        each = [acceptance for (name, _), acceptance in chosen.items() if name == spec]
-        ranges[spec] = _range(each, f"measured: {path.name}")
-    return ranges
-
-
-def _order(options: dict[str, Any]) -> tuple[int, int]:
-    return options["batch"], -options["depth"]
-
-
-def _range(each: Sequence[Acceptance], source: str) -> Range:
-    ordered = sorted(each, key=lambda acceptance: acceptance.tokens(len(acceptance.survival)))
-    return Range(ordered[0], ordered[-1], source)
-
-
-def lookup(ranges: dict[str, Range], spec: str) -> Range | None:
-    """The range of a drafter, by its spec or else by its name, where that is one drafter's."""
-    name = spec.partition(":")[0]
-    alike = [found for key, found in ranges.items() if key.partition(":")[0] == name]
-    return ranges.get(spec) or (alike[0] if len(alike) == 1 else None)
+    if trees:
+        return tuple(drafted * share / sum(reaching) for share in reaching)
+    first, *rest = reaching
+    if not rest:
+        return (first,)
+    left = drafted - first
+    if not sum(rest):  # whatever there was, no deeper level than the second is known of
+        return (first, left, *rest[1:])
+    return (first, *(left * share / sum(rest) for share in rest))

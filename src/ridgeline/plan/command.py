@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -98,7 +99,7 @@ def plan(
     ):
         if not 1 <= value <= most:
             raise ConfigError(f"{name} is {value}; it must be from 1 to {most}")
-    if sum(map(bool, (acceptance, bench, measure))) > 1:
+    if sum((acceptance is not None, bench is not None, measure)) > 1:
         raise ConfigError("give only one of --acceptance, --bench and --measure")
     if plot is not None:
         from ridgeline.bench.plot import check_plot
@@ -130,6 +131,8 @@ def plan(
     console = Console(stderr=True)
     with console.status("reading") if console.is_terminal else nullcontext() as status:
         setup = set_up(wanted, status.update if status else lambda text: None)
+    for note in setup.notes:
+        print(f"note: {note}", file=sys.stderr)
     made = make_plan(
         setup.planner,
         setup.contenders,

@@ -10,6 +10,9 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ridgeline.draft.auto import AUTO, WEIGHTLESS
+from ridgeline.draft.base import spec_parts
+from ridgeline.draft.heads import known_heads, model_key
 from ridgeline.errors import ConfigError
 from ridgeline.plan.shape import EMBEDDING, EXPERTS, HEAD, LAYERS, ModelShape, Part, read_shape
 
@@ -46,7 +49,8 @@ class Planned:
     def label(self) -> str:
         """For people: the spec, of a draft model without its folder."""
         if self.method.cost == MODEL and self.shape is not None:
-            return f"{self.method.name}:{self.shape.name}"
+            before = self.spec[: self.spec.index(f"{self.method.name}:")]
+            return f"{before}{self.method.name}:{self.shape.name}"
         return self.spec
 
     def passes(self, depth: int) -> int:
@@ -73,7 +77,10 @@ def defaults(target: ModelShape) -> list[str]:
 
 
 def planned(spec: str, target: ModelShape, precision: str | None) -> Planned:
-    """The drafter of a spec NAME[:ARGUMENT] beside a target.
+    """The drafter of a spec NAME[:ARGUMENT], of a pair SPEC+SPEC or of `auto` beside a target.
+
+    Of a pair one has no weights, so it costs what the other does; that is reckoned with at every
+    step, though the second of a pair drafts only where the first has nothing to say.
 
     Args:
         spec: as `--drafter` takes it; of `model:PATH` only the shape is read.
@@ -84,6 +91,16 @@ def planned(spec: str, target: ModelShape, precision: str | None) -> Planned:
         ConfigError: no such drafter, or one that cannot be planned for.
         RidgelineError: see `read_shape`.
     """
+    if spec == AUTO:
+        return replace(planned(_automatic(target), target, precision), spec=spec)
+    if len(parts := spec_parts(spec)) > 1:
+        first, second = (planned(part, target, precision) for part in parts)
+        if first.shape is not None and second.shape is not None:
+            raise ConfigError(
+                f"there is no plan for {spec}, both of which have weights; give one of them, or a "
+                f"pair with {WEIGHTLESS}"
+            )
+        return replace(second if first.shape is None else first, spec=spec)
     name, _, argument = spec.partition(":")
     known = methods()
     if name not in known:
@@ -105,6 +122,13 @@ def planned(spec: str, target: ModelShape, precision: str | None) -> Planned:
     else:
         shape = _head(method, target)
     return Planned(spec, method, shape.in_format(precision) if precision else shape)
+
+
+def _automatic(target: ModelShape) -> str:
+    """What `auto` stands for, as `draft.auto` has it."""
+    name = model_key(target.name)
+    head = next((head for head in known_heads() if head.model == name), None)
+    return f"{WEIGHTLESS}+{head.method}" if head else WEIGHTLESS
 
 
 def _head(method: Method, target: ModelShape) -> ModelShape:

@@ -75,9 +75,12 @@ class Planner:
     def choice(self, contender: Contender, depth: int, batch: int) -> Choice:
         """What to expect."""
         low, high = contender.acceptance.low, contender.acceptance.high
-        nodes = (low.nodes + high.nodes) / 2
-        drafting = self._drafting(contender.planned, depth, batch, round(batch * max(nodes, 1)))
-        verify = self._verifying(depth * max(nodes, 1), batch, batch * min(nodes, 1))
+        # The share of steps that draft at all is that of level 1; a tree has more nodes there.
+        drafted = (low.drafted(depth) + high.drafted(depth)) / 2
+        share = min((low.drafted(1) + high.drafted(1)) / 2, 1)
+        level = round(batch * max(drafted / depth, 1)) if depth else batch
+        drafting = self._drafting(contender.planned, depth, batch, level)
+        verify = self._verifying(drafted / share if share else 0, batch, batch * share)
         plain = self.plain(batch)
 
         def gain(acceptance: Acceptance) -> float:
@@ -87,7 +90,7 @@ class Planner:
             drafter=contender.planned.spec,
             depth=depth,
             batch=batch,
-            rows=round(batch * (1 + depth * nodes)),
+            rows=round(batch * (1 + drafted)),
             draft_seconds=drafting,
             verify_seconds=verify,
             tokens=(low.tokens(depth), high.tokens(depth)),

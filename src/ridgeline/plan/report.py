@@ -133,7 +133,7 @@ def _acceptances(plan: Plan) -> Table:
         both = acceptance.low, acceptance.high
         cells = (
             interval((both[0].rate, both[1].rate), number),
-            interval((both[0].nodes, both[1].nodes), lambda nodes: number(nodes, 1)),
+            interval((both[0].width, both[1].width), lambda nodes: number(nodes, 1)),
         )
         table.add_row(Text(contender.planned.label), *cells, Text(acceptance.source))
     return table

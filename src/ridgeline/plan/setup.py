@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from ridgeline.bench.measure import PLAIN
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, RidgelineError
 from ridgeline.loading import load_llm
 from ridgeline.model.device import choose_device
 from ridgeline.model.fetch import demo_model
 from ridgeline.model.load import LoadedModel
 from ridgeline.model.threads import set_threads
-from ridgeline.plan.acceptance import Range, from_bench, lookup, parse_range, published_range
+from ridgeline.plan.acceptance import Range, parse_range, published_range
+from ridgeline.plan.bench_file import from_bench, lookup
 from ridgeline.plan.calibrate import Calibration, calibrated
 from ridgeline.plan.drafters import NOTHING, Planned, defaults, methods, planned
 from ridgeline.plan.hardware import Hardware, hardware
@@ -64,6 +64,8 @@ class Setup:
     basis: str
     planner: Planner
     contenders: Sequence[Contender]
+    notes: Sequence[str] = ()
+    """what the user should know besides"""
 
 
 def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
@@ -74,8 +76,10 @@ def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
         RidgelineError: see `read_shape`, `calibrated` and `LLM`.
     """
     _check(wanted)
+    given = None if wanted.acceptance is None else parse_range(wanted.acceptance)
+    benched = from_bench(wanted.bench) if wanted.bench else {}
     set_threads(wanted.threads)
-    device, local = choose_device("auto"), wanted.hardware == LOCAL
+    device, local = choose_device("auto"), _local(wanted)
     shape = read_shape(wanted.model or str(demo_model()))
     if wanted.precision:
         shape = shape.in_format(wanted.precision)
@@ -83,13 +87,13 @@ def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
     context = _context(wanted, shape)
     rounded = "int4" if local and runs_natively(shape, device) else wanted.precision
     precision = wanted.draft_precision or rounded
-    drafters = [planned(spec, shape, precision) for spec in _specs(wanted, shape)]
+    drafters, notes = _drafters(wanted, shape, precision, benched)
     if not local:
         chosen = hardware(wanted.hardware).times(wanted.devices)
         cost_of = partial(Roofline, hardware=chosen)
-        ranges = _ranges(wanted, drafters)
+        ranges = _ranges(wanted, drafters, given, benched)
         planner = Planner(cost_of(shape), cost_of, context)
-        return Setup(shape, chosen, "on paper: nothing is measured", planner, ranges)
+        return Setup(shape, chosen, "on paper: nothing is measured", planner, ranges, notes)
     calibration = _calibrate(wanted, shape, drafters, device, say)
     cost: Cost = local_curve(shape, calibration)
     basis, ranges = "predicted from this machine's calibration", []
@@ -100,9 +104,9 @@ def set_up(wanted: Wanted, say: Say = lambda text: None) -> Setup:
         basis = "measured for the model, predicted from the calibration for drafters"
         ranges = _measured(wanted, loaded, drafters, say)
     else:
-        ranges = _ranges(wanted, drafters)
+        ranges = _ranges(wanted, drafters, given, benched)
     planner = Planner(cost, lambda other: local_curve(as_run(other, device), calibration), context)
-    return Setup(shape, local_hardware(calibration, device), basis, planner, ranges)
+    return Setup(shape, local_hardware(calibration, device), basis, planner, ranges, notes)
 
 
 def _context(wanted: Wanted, shape: ModelShape) -> int:
@@ -120,12 +124,16 @@ def _context(wanted: Wanted, shape: ModelShape) -> int:
     return wanted.context
 
 
+def _local(wanted: Wanted) -> bool:
+    return wanted.hardware.lower() == LOCAL
+
+
 def _check(wanted: Wanted) -> None:
     for name in ("precision", "draft_precision"):
         value = getattr(wanted, name)
         if value is not None and value not in BITS:
             raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(BITS)}")
-    if wanted.hardware == LOCAL:
+    if _local(wanted):
         if wanted.devices != 1:
             raise ConfigError("devices are for --hardware of the table; this machine is one")
         return
@@ -135,12 +143,28 @@ def _check(wanted: Wanted) -> None:
             raise ConfigError(f"--{name} measures this machine; leave --hardware out")
 
 
-def _specs(wanted: Wanted, shape: ModelShape) -> Sequence[str]:
-    """The drafters asked for, else those that acceptance is or can be known of."""
-    if wanted.drafters:
-        return wanted.drafters
-    if wanted.bench:
-        return [spec for spec in from_bench(wanted.bench) if spec != PLAIN]
+def _drafters(
+    wanted: Wanted, shape: ModelShape, precision: str | None, benched: Iterable[str]
+) -> tuple[list[Planned], list[str]]:
+    """The drafters asked for, else those that acceptance is or can be known of; and notes.
+
+    Those of a benchmark that cannot be planned for are left out, and a note says why.
+    """
+    if wanted.drafters or not wanted.bench:
+        specs = wanted.drafters or _default_specs(wanted, shape)
+        return [planned(spec, shape, precision) for spec in specs], []
+    found, refused = [], {}
+    for spec in benched:
+        try:
+            found.append(planned(spec, shape, precision))
+        except RidgelineError as error:
+            refused[spec] = error
+    if not found:
+        raise next(iter(refused.values()))
+    return found, [f"{spec} of {wanted.bench} is left out: {e}" for spec, e in refused.items()]
+
+
+def _default_specs(wanted: Wanted, shape: ModelShape) -> Sequence[str]:
     if wanted.measure:  # a head would have to be there
         return [method.name for method in methods().values() if method.cost == NOTHING]
     return defaults(shape)
@@ -186,17 +210,17 @@ def _load(wanted: Wanted) -> LoadedModel:
     return llm.loaded
 
 
-def _ranges(wanted: Wanted, drafters: Sequence[Planned]) -> list[Contender]:
+def _ranges(
+    wanted: Wanted, drafters: Sequence[Planned], given: Range | None, benched: dict[str, Range]
+) -> list[Contender]:
     """With acceptance that is given, benchmarked, or published by others."""
-    given = parse_range(wanted.acceptance) if wanted.acceptance else None
-    benched = from_bench(wanted.bench) if wanted.bench else {}
     found = []
     for each in drafters:
         acceptance = given or lookup(benched, each.spec)
         if acceptance is None and wanted.bench:
             raise ConfigError(
                 f"{wanted.bench} holds no run of the drafter {each.spec}; it holds "
-                f"{', '.join(benched) or 'none'}"
+                f"{', '.join(benched)}"
             )
         found.append(Contender(each, acceptance or published_range(each.method.name)))
     return found
