@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,12 @@ import torch
 from ridgeline.bench import clock
 from ridgeline.bench.prompts import Prompt
 from ridgeline.core.params import SamplingParams
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, ModelLoadError
 from ridgeline.llm import LLM, Request
 from ridgeline.model.load import LoadedModel
-from ridgeline.plan import calibrate
-from ridgeline.plan.calibrate import Calibration, Effort, KindRates, calibrated
+from ridgeline.plan import calibrate, calibration
+from ridgeline.plan.calibrate import Effort, calibrated
+from ridgeline.plan.calibration import Calibration, KindRates
 from ridgeline.plan.cost import Sample
 from ridgeline.plan.local import as_run, local_curve, local_hardware, runs_natively
 from ridgeline.plan.measured import measured_acceptance, measured_curve, prompts_of
@@ -129,13 +131,85 @@ def test_what_is_known_is_not_measured_again(measured: list[str], cache: Path) -
     assert json.loads(file.read_text())["machine"]["threads"] == torch.get_num_threads()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"kinds": {"bf16": {"x": [1]}}}'])
-def test_a_damaged_file_is_measured_anew(text: str, measured: list[str], cache: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"kinds": {"bf16": {"x": [1]}}}', b"\xff\xfe", b"[" * 100_000],
+)
+def test_a_damaged_file_is_measured_anew(content: bytes, measured: list[str], cache: Path) -> None:
     whole = calibrated(["bf16"], CPU, NATIVE)
     (file,) = (cache / "calibration").glob("*.json")
-    file.write_text(text)
+    file.write_bytes(content)
     assert calibrated(["bf16"], CPU, NATIVE) == whole
     assert measured == ["bandwidth", "bf16"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("bandwidth", value) for value in (0, -1.0, None, "7", nan, inf, [])),
+        *(("step", value) for value in (nan, -1.0, None)),
+        *(("sequence", -1), ("key", "x"), ("pair", inf)),
+        *(("machine", value) for value in ({}, "this", {"threads": 2})),
+        *(("kinds", value) for value in (7, {"bf16": None}, {"bf16": {}})),
+    ],
+)
+def test_a_figure_that_cannot_be_is_measured_anew(
+    name: str, value: Any, measured: list[str], cache: Path
+) -> None:
+    whole = calibrated(["bf16"], CPU, NATIVE)
+    (file,) = (cache / "calibration").glob("*.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    assert calibrated(["bf16"], CPU, NATIVE) == whole
+    assert measured == ["bandwidth", "bf16"] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": []},
+        {"rows": [], "layer": [], "weight": []},
+        {"rows": [1]},
+        {"rows": "14"},
+        {"rows": [4, 1]},
+        {"rows": [0, 4]},
+        {"rows": [1, nan]},
+        {"layer": [1.0]},
+        {"layer": [1.0, -1.0]},
+        {"layer": [nan, 1.0]},
+        {"weight": [0.0, 0.0]},
+        {"weight": [-0.1, 0.1]},
+        {"weight": [0.1, inf]},
+        {"weight": ["a", "b"]},
+    ],
+)
+def test_rates_that_cannot_be_are_measured_anew(
+    change: dict[str, Any], measured: list[str], cache: Path
+) -> None:
+    whole = calibrated(["bf16"], CPU, NATIVE)
+    (file,) = (cache / "calibration").glob("*.json")
+    found = json.loads(file.read_text())
+    found["kinds"]["bf16"] |= change
+    file.write_text(json.dumps(found))
+    assert calibrated(["bf16"], CPU, NATIVE) == whole
+    assert measured == ["bandwidth", "bf16"] * 2
+
+
+def test_formats_of_other_rows_are_measured_anew(measured: list[str], cache: Path) -> None:
+    """A curve is a sum over formats at the same rows."""
+    calibrated(["bf16", "fp32"], CPU, NATIVE)
+    (file,) = (cache / "calibration").glob("*.json")
+    found = json.loads(file.read_text())
+    found["kinds"]["fp32"]["rows"] = [1, 3]
+    file.write_text(json.dumps(found))
+    calibrated(["bf16", "fp32"], CPU, NATIVE)
+    assert measured == ["bandwidth", "bf16", "fp32"] * 2
+
+
+def test_nothing_is_measured_that_cannot_be_kept(measured: list[str], cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(ModelLoadError, match=r"calibrating failed in the cache folder"):
+        calibrated(["bf16"], CPU, NATIVE)
+    assert measured == []
 
 
 def test_figures_of_other_threads_and_paths_are_kept_apart(
@@ -145,7 +219,9 @@ def test_figures_of_other_threads_and_paths_are_kept_apart(
     calibrated(["fp32"], CPU, not NATIVE)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     calibrated(["fp32"], CPU, NATIVE)
-    assert len([*(cache / "calibration").glob("*.json")]) == 3
+    monkeypatch.setattr(calibration, "version", lambda name: "another")
+    calibrated(["fp32"], CPU, NATIVE)
+    assert len([*(cache / "calibration").glob("*.json")]) == 4
 
 
 def test_a_layer_and_a_weight_are_told_apart() -> None:
@@ -252,8 +328,8 @@ def loaded() -> LoadedModel:
 
 
 def test_the_passes_of_the_very_model(loaded: LoadedModel, ticking: None) -> None:
-    calibration = replace(KNOWN, step=100.0, sequence=10.0)
-    curve = measured_curve(loaded, SHAPE, calibration, rows=(1, 2), contexts=(16, 64))
+    known = replace(KNOWN, step=100.0, sequence=10.0)
+    curve = measured_curve(loaded, SHAPE, known, rows=(1, 2), contexts=(16, 64))
     assert set(curve.rows) >= {1, 2, 8}
     assert curve.row_seconds == pytest.approx([101] * len(curve.rows)), "a pass, and the step's own"
     assert curve.sequence == pytest.approx(10)

@@ -15,7 +15,7 @@ from rich.console import Console
 from ridgeline import cli
 from ridgeline.bench.record import FORMAT
 from ridgeline.plan import setup
-from ridgeline.plan.calibrate import Calibration, KindRates
+from ridgeline.plan.calibration import Calibration, KindRates
 from ridgeline.plan.report import show
 from ridgeline.plan.result import make_plan
 from ridgeline.plan.setup import Wanted, set_up

@@ -1,4 +1,4 @@
-"""This machine's figures, measured through the engine's own path and kept in the cache folder.
+"""This machine's figures, measured through the engine's own path.
 
 For each number format two models of random weights are timed over a grid of rows, one of small
 layers and one of large ones: what a layer costs whatever its size (threads that wake, norms,
@@ -8,14 +8,9 @@ contexts add to a model of hardly any weights; the rest of a step is timed aroun
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,20 +21,22 @@ from transformers import LlamaConfig
 from ridgeline.bench.clock import Clock, clocked
 from ridgeline.bench.measure import PLAIN, Contender, engine_of
 from ridgeline.core.params import SamplingParams
-from ridgeline.info import processor
-from ridgeline.model.cache import cache_errors, cache_folder, staging_folder
 from ridgeline.model.linear import native_kernels, native_module
 from ridgeline.model.load import LoadedModel
+from ridgeline.plan.calibration import (
+    Calibration,
+    KindRates,
+    calibration_writer,
+    machine_of,
+    read_calibration,
+)
 from ridgeline.plan.cost import fit
 from ridgeline.plan.passes import Pass, Passes
 from ridgeline.plan.probe import DENSE, native_kinds, probe, probe_config
 from ridgeline.plan.shape import BITS
 
-FORMAT = 1
-"""Of the kept files: raised when what is measured changes."""
 STREAM = 1 << 28
 """Bytes read to measure the bandwidth."""
-NATIVE, TORCH = "native", "torch"
 
 
 @dataclass(frozen=True)
@@ -56,55 +53,6 @@ class Effort:
     rounds: int = 3
     steps: int = 24
     """of the engine"""
-
-
-@dataclass(frozen=True)
-class KindRates:
-    """What rows cost with weights of one number format."""
-
-    rows: tuple[int, ...]
-    layer: tuple[float, ...]
-    """seconds of a layer whatever its size, for each number of rows"""
-    weight: tuple[float, ...]
-    """seconds of a weight, likewise"""
-
-    @property
-    def flops(self) -> float:
-        """Highest matrix rate seen, FLOP/s."""
-        pairs = zip(self.rows, self.weight, strict=True)
-        return max((2 * rows / seconds for rows, seconds in pairs if seconds), default=0.0)
-
-
-@dataclass
-class Calibration:
-    """A machine's figures. `kinds` grows as number formats are asked for."""
-
-    machine: dict[str, Any]
-    bandwidth: float = 0.0
-    """bytes/s read from memory"""
-    key: float = 0.0
-    """seconds to read one number of the cache, for a sequence"""
-    pair: float = 0.0
-    """seconds of one dimension of one query head, for a row and a cached token"""
-    step: float = 0.0
-    """seconds of a step outside of the forward pass"""
-    sequence: float = 0.0
-    """seconds that each further sequence adds to that"""
-    kinds: dict[str, KindRates] = field(default_factory=dict)
-
-
-def machine_of(device: torch.device, path: str) -> dict[str, Any]:
-    """What figures depend on."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "processor": processor()[0],
-        "threads": torch.get_num_threads(),
-        "kernels": native_kernels(),
-        "gpu": gpu,
-        "path": path,
-        "format": FORMAT,
-        "torch": torch.__version__,
-    }
 
 
 def calibrated(
@@ -131,51 +79,28 @@ def calibrated(
         ModelLoadError: the cache folder cannot be written.
     """
     effort = effort or Effort()
-    machine = machine_of(device, NATIVE if native else TORCH)
-    file = _file(machine)
-    known = None if again else _read(file)
+    machine = machine_of(device, native)
+    known = None if again else read_calibration(machine)
     calibration = known or Calibration(machine)
     missing = [kind for kind in kinds if kind not in calibration.kinds]
-    if known is None:
-        say("memory, attention and the engine's own time")
-        calibration.bandwidth = _bandwidth(device)
-        calibration.key, calibration.pair = _attention(device, native, effort)
-        calibration.step, calibration.sequence = _overhead(device, native, effort)
-    for kind in missing:
-        say(f"{kind} weights")
-        calibration.kinds[kind] = _rates(kind, device, native, effort)
-    if missing or known is None:
-        with staging_folder(file, 0, "calibrating") as staging:
-            (staging / file.name).write_text(json.dumps(asdict(calibration), indent=1))
-            os.replace(staging / file.name, file)
+    if known is not None and not missing:
+        return calibration
+    with calibration_writer() as write:  # measures nothing where it could not be kept
+        if known is None:
+            say("memory, attention and the engine's own time")
+            calibration.bandwidth = _bandwidth(device)
+            calibration.key, calibration.pair = _attention(device, native, effort)
+            calibration.step, calibration.sequence = _overhead(device, native, effort)
+        for kind in missing:
+            say(f"{kind} weights")
+            calibration.kinds[kind] = _rates(kind, device, native, effort)
+        write(calibration)
     return calibration
 
 
 def runnable(kind: str, native: bool) -> bool:
     """Whether the engine computes with such weights as they are."""
     return kind in (native_kinds() if native else DENSE)
-
-
-def _file(machine: dict[str, Any]) -> Path:
-    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / "calibration" / f"{digest}.json"
-
-
-def _read(file: Path) -> Calibration | None:
-    """What is kept; None if nothing usable is."""
-    with cache_errors("reading the calibration", file.parent):
-        if not file.is_file():
-            return None
-        text = file.read_text()
-    try:
-        found = json.loads(text)
-        kinds = {
-            kind: KindRates(**{name: tuple(values) for name, values in rates.items()})
-            for kind, rates in found.pop("kinds").items()
-        }
-        return Calibration(**found, kinds=kinds)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
 
 
 def _bandwidth(device: torch.device) -> float:

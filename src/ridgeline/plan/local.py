@@ -7,7 +7,8 @@ import torch
 
 from ridgeline.errors import ConfigError
 from ridgeline.model.device import choose_dtype
-from ridgeline.plan.calibrate import Calibration, runnable
+from ridgeline.plan.calibrate import runnable
+from ridgeline.plan.calibration import Calibration
 from ridgeline.plan.cost import CostCurve
 from ridgeline.plan.hardware import Hardware
 from ridgeline.plan.probe import DENSE

@@ -13,7 +13,7 @@ from ridgeline.bench.prompts import SHIPPED, Prompt, encode, read_prompts
 from ridgeline.llm import LLM
 from ridgeline.model.load import LoadedModel
 from ridgeline.plan.acceptance import Acceptance, of_run
-from ridgeline.plan.calibrate import Calibration
+from ridgeline.plan.calibration import Calibration
 from ridgeline.plan.cost import CostCurve, fit
 from ridgeline.plan.passes import Pass, Passes
 from ridgeline.plan.shape import ModelShape

@@ -17,7 +17,8 @@ from ridgeline.model.load import LoadedModel
 from ridgeline.model.threads import set_threads
 from ridgeline.plan.acceptance import Range, parse_range, published_range
 from ridgeline.plan.bench_file import from_bench, lookup
-from ridgeline.plan.calibrate import Calibration, calibrated
+from ridgeline.plan.calibrate import calibrated
+from ridgeline.plan.calibration import Calibration
 from ridgeline.plan.drafters import NOTHING, Planned, defaults, methods, planned
 from ridgeline.plan.hardware import Hardware, hardware
 from ridgeline.plan.local import LOCAL, as_run, local_curve, local_hardware, runs_natively
