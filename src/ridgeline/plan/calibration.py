@@ -117,11 +117,9 @@ def _sound_rates(rates: KindRates) -> bool:
     """Neither cost ever falls, and a weight costs something in the end."""
     same = len(rates.rows) == len(rates.layer) == len(rates.weight) > 0
     ascending = all(type(a) is int and a < b for a, b in pairwise((0, *rates.rows, inf)))
-    costs = all(
-        each[0] >= 0 and each[-1] < inf and all(a <= b for a, b in pairwise(each))
-        for each in (rates.layer, rates.weight)
-    )
-    return same and ascending and costs and rates.weight[-1] > 0
+    layer, weight = ((0, *costs) for costs in (rates.layer, rates.weight))
+    rising = all(a <= b < inf for costs in (layer, weight) for a, b in pairwise(costs))
+    return same and ascending and rising and weight[-1] > 0
 
 
 @contextmanager
