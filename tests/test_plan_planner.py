@@ -230,7 +230,8 @@ def test_points_of_a_picture_that_coincide_share_a_label() -> None:
 
 def test_figures_of_a_plan(tmp_path: Path) -> None:
     plan = plan_of(RIDGE_AT_16, always(0.6))
-    assert (plan.kind, plan.ridge, plan.ridge_tokens) == ("bf16", 10, 10)
+    assert (plan.kind, plan.ridge) == ("bf16", 10)
+    assert plan.ridge_tokens == pytest.approx(10)
     work = plan.batches[0].work
     assert plan.batches[0].intensity == sum(w.flops for w in work.values()) / sum(
         w.bytes for w in work.values()

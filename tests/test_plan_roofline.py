@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ridgeline.errors import ConfigError
 from ridgeline.plan.hardware import Hardware, hardware, table
-from ridgeline.plan.roofline import Roofline, experts_read, linear_intensity
-from ridgeline.plan.shape import EXPERTS, HEAD, LAYERS, Attention, ModelShape, Part, read_shape
+from ridgeline.plan.roofline import Roofline, experts_read, linear_intensity, ridge_tokens
+from ridgeline.plan.shape import (
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
+    LAYERS,
+    Attention,
+    ModelShape,
+    Part,
+    read_shape,
+)
 from tests.plan_models import DEEPSEEK_V3, LLAMA_3_70B, write_config
 
 H100 = hardware("h100-sxm")
@@ -96,6 +106,31 @@ def test_experts_that_a_pass_reads() -> None:
     work = Roofline(model(part), SLOW).work(2, 2, 0)["weights"]
     assert work.bytes == pytest.approx(1600 * (1 - 0.75**2) + 2 * 2 * 5)
     assert work.flops == 2 * 2 * 800 / 4
+
+
+def test_the_ridge_of_a_mixture_is_where_its_experts_are_read(tmp_path: Path) -> None:
+    """Read: the layers, and of two experts those that N rows choose; computed: one a row."""
+    half = model(Part(LAYERS, "bf16", 40, 16), Part(EXPERTS, "bf16", 80, 16, used=1, of=2))
+    found = ridge_tokens(half, SLOW)
+    assert 2 * found * (40 + 80 / 2) / 1000 == pytest.approx((80 + 160 * (1 - 0.5**found)) / 100)
+    shape, eight = read_shape(write_config(DEEPSEEK_V3, tmp_path)), hardware("h200").times(8)
+    bare = replace(shape, parts=tuple(replace(part, widths=0) for part in shape.parts))
+    tokens = round(ridge_tokens(shape, eight))
+    assert 3600 < tokens < 3800
+    work = Roofline(bare, eight).work(tokens, 1, 0)
+    both = work["weights"], work["head"]
+    reading = sum(part.bytes for part in both) / eight.bandwidth
+    arithmetic = sum(
+        2 * tokens * part.weights * part.used / part.of / eight.rate(part.kind)
+        for part in shape.parts
+        if part.matrices and part.role != EMBEDDING
+    )
+    assert arithmetic == pytest.approx(reading, rel=1e-3)
+
+
+def test_what_is_looked_up_is_no_matter_of_the_ridge() -> None:
+    shape = model(Part(EMBEDDING, "bf16", 10**6, 32), Part(HEAD, "bf16", 40, 16))
+    assert ridge_tokens(shape, SLOW) == pytest.approx(10)
 
 
 def test_llama_70b_on_h100(tmp_path: Path) -> None:

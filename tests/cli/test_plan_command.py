@@ -295,6 +295,14 @@ def test_mistakes_of_one_line(
     assert_refused(plan("--model", llama, "--hardware", "h200", *arguments), message)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that takes no file")
+def test_a_picture_that_cannot_be_written_is_told_before_the_plan(
+    plan: PlanCommand, llama: str
+) -> None:
+    refused = plan("--model", llama, *H100, "--plot", "/proc/plan.png")
+    assert_refused(refused, "cannot write the picture /proc/plan.png: ")
+
+
 def test_mistakes_on_this_machine(plan: PlanCommand, llama: str, tmp_path: Path) -> None:
     assert_refused(plan("--model", llama, "--devices", 2), "this machine is one")
     assert_refused(plan("--model", tmp_path / "none"), "none")

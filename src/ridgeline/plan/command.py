@@ -18,6 +18,17 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 DEEPEST = 64
 
 
+def _check_new_file(file: Path) -> None:
+    """Makes it and removes it again: permissions do not tell of every folder that takes no file."""
+    if file.exists():
+        return
+    try:
+        file.touch()
+        file.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write the picture {file}: {error.strerror}") from None
+
+
 def plan(
     model: Annotated[
         str | None,
@@ -106,6 +117,7 @@ def plan(
 
         check_writable(plot, "the picture")
         check_plot(plot)
+        _check_new_file(plot)
 
     from rich.console import Console
 

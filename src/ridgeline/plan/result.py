@@ -16,7 +16,7 @@ from ridgeline.plan.planner import (
     memory,
     stops_paying,
 )
-from ridgeline.plan.roofline import Roofline, Work
+from ridgeline.plan.roofline import Roofline, Work, ridge_tokens
 from ridgeline.plan.shape import ModelShape
 
 
@@ -89,10 +89,7 @@ class Plan:
     @property
     def ridge_tokens(self) -> float:
         """Rows of a pass at which its weights' arithmetic takes as long as reading them."""
-        kinds = self.shape.kinds
-        stored = sum(p.nbytes for p in self.shape.parts if p.kind in kinds and p.matrices)
-        weights = sum(p.weights for p in self.shape.parts if p.kind in kinds and p.matrices)
-        return self.ridge * stored / weights / 2
+        return ridge_tokens(self.shape, self.hardware)
 
 
 def verdict(plan: Plan) -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scipy.optimize import brentq
+
 from ridgeline.plan.hardware import Hardware
 from ridgeline.plan.shape import EMBEDDING, EXPERTS, HEAD, ModelShape, Part
 
@@ -41,12 +43,32 @@ def linear_intensity(tokens: int, inputs: int, outputs: int, bits: float = 16) -
     return 2 * tokens * weights / (weights * bits / 8 + ACTIVATION * tokens * (inputs + outputs))
 
 
-def experts_read(part: Part, tokens: int) -> float:
+def experts_read(part: Part, tokens: float) -> float:
     """Share of the experts that a pass reads: 1 - (1 - k / E)^N, as if tokens chose at random.
 
     Tokens of one text choose more alike than that, so it is an upper bound.
     """
-    return 1 - (1 - part.used / part.of) ** tokens
+    read: float = 1 - (1 - part.used / part.of) ** tokens
+    return read
+
+
+def ridge_tokens(shape: ModelShape, hardware: Hardware) -> float:
+    """Rows of a pass at which its weights' arithmetic takes as long as reading them.
+
+    Of a mixture of experts that is where the experts that so many rows read take as long.
+    """
+    parts = [part for part in shape.parts if part.matrices and part.role != EMBEDDING]
+    row = sum(2.0 * p.weights * p.used / p.of / hardware.rate(p.kind) for p in parts)
+
+    def balance(tokens: float) -> float:
+        moved = sum(
+            p.nbytes * (experts_read(p, tokens) if p.role == EXPERTS else 1.0) for p in parts
+        )
+        return tokens * row - moved / hardware.bandwidth
+
+    all_read = sum(part.nbytes for part in parts) / hardware.bandwidth / row
+    found: float = brentq(balance, 0, 2 * all_read)
+    return found
 
 
 @dataclass(frozen=True)

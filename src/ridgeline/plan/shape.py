@@ -7,15 +7,14 @@ and not estimated, for every family alike.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from ridgeline.errors import ConfigError, ModelLoadError
+from ridgeline.errors import ConfigError
 from ridgeline.model import hub
 from ridgeline.model.files import local_path
 from ridgeline.model.gguf_convert import gguf_config
@@ -24,12 +23,12 @@ from ridgeline.model.load import one_line_errors, quiet
 from ridgeline.model.native import obstacle
 from ridgeline.model.support import check_decoder, context_length, outline
 from ridgeline.model.torch_target import layer_shapes
+from ridgeline.plan.config_file import read_config
 
 BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.5, "int4": 4.5}
 """Bits of a stored weight; int8 and int4 with a 16-bit scale for every 32 weights."""
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _GGUF_NAMES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-_MOST_LAYERS = 1000
 EMBEDDING, LAYERS, EXPERTS, HEAD = "embedding", "layers", "experts", "head"
 
 
@@ -160,45 +159,29 @@ def read_shape(path: str) -> ModelShape:
 
     Raises:
         ModelLoadError: nothing is there, or it cannot be read.
+        ConfigError: its weights have a number format that is not planned for.
         UnsupportedModelError: the model cannot be built, or keeps more than keys and values.
     """
     with quiet(), one_line_errors(path):
         if path.endswith(".json") and Path(path).expanduser().is_file():
             file = Path(path).expanduser()
-            return _from_config(_name(file.resolve().parent), _read_config(file))
+            return _from_config(_name(file.resolve().parent), read_config(file))
         local = local_path(path)
         if local is not None and local.is_file():
             header = read_gguf(local, whole=False)
             return _from_gguf(header, gguf_config(header))
         folder = local or hub.download(path, ("config.json",))
-        return _from_config(_name(local) if local else path, _read_config(folder / "config.json"))
+        return _from_config(_name(local) if local else path, read_config(folder / "config.json"))
 
 
 def _name(path: Path) -> str:
     return path.resolve().name
 
 
-def _read_config(file: Path) -> PreTrainedConfig:
-    """transformers makes lists as long as the layers: an absurd number is refused before."""
-    try:
-        stated = json.loads(file.read_bytes())
-        counts = {key: value for key, value in stated.items() if isinstance(value, int)}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        raise ModelLoadError(f"{file} is no model's config.json; give one") from None
-    if "model_type" not in stated:
-        raise ModelLoadError(f"{file} states no model_type, so it is no model's config.json")
-    if counts.get("num_attention_heads") == 0:
-        raise ModelLoadError(f"{file} states 0 num_attention_heads; a model has 1 or more")
-    layers = max((value for key, value in counts.items() if "layer" in key), default=0)
-    if layers > _MOST_LAYERS:
-        raise ModelLoadError(f"{file} states {layers} layers; {_MOST_LAYERS} are the most here")
-    return AutoConfig.from_pretrained(str(file), local_files_only=True, trust_remote_code=False)
-
-
 def _from_config(name: str, config: PreTrainedConfig) -> ModelShape:
     check_decoder(config)
     module = outline(config)
-    kind = "fp8" if _fp8(config) else _DTYPES.get(config.dtype or torch.bfloat16, "bf16")
+    kind = "fp8" if _fp8(config) else _stated_kind(config)
     experts = _experts_used(config)
     plain = _plain(kind)  # a checkpoint in fp8 leaves the head as it was
     embedding = module.get_input_embeddings().weight
@@ -277,6 +260,17 @@ def _from_gguf(header: GGUFFile, config: PreTrainedConfig) -> ModelShape:
 def _plain(kind: str) -> str:
     """The format of what is not multiplied, where matrices are of `kind`."""
     return kind if BITS[kind] >= BITS["bf16"] else "bf16"
+
+
+def _stated_kind(config: PreTrainedConfig) -> str:
+    kind = _DTYPES.get(config.dtype or torch.bfloat16)
+    if kind is None:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise ConfigError(
+            f"the weights of this {config.model_type} model are stated as {config.dtype}, which is "
+            f"not planned for; its dtype must be one of {known}"
+        )
+    return kind
 
 
 def _fp8(config: PreTrainedConfig) -> bool:
