@@ -11,8 +11,11 @@ import pytest
 
 from ridgeline.bench.record import FORMAT
 from ridgeline.errors import ConfigError
-from ridgeline.plan.acceptance import Acceptance, of_run
+from ridgeline.plan.acceptance import Acceptance, Range, of_run
 from ridgeline.plan.bench_file import from_bench, lookup
+from ridgeline.plan.cost import CostCurve
+from ridgeline.plan.drafters import Planned, methods
+from ridgeline.plan.planner import Contender, Planner
 
 
 def run(drafter: str = "ngram", steps: Any = 10, **changes: Any) -> dict[str, Any]:
@@ -54,6 +57,11 @@ def test_the_first_level_is_the_same_however_deep_was_measured(
     assert found.tokens(1) == pytest.approx(1.5)
     assert found.drafted(depth) == pytest.approx(figures["drafted"] / 100), "all of them"
     assert len(found.nodes) == len(found.survival) == depth
+    free = Contender(Planned("free", methods()["ngram"], None), Range(found, found, "made up"))
+    curve = CostCurve(rows=(1, 100), row_seconds=(10.0, 109.0))
+    choice = Planner(curve, lambda shape: curve, context=0).choice(free, 1, 8)
+    assert choice.rows == 15
+    assert choice.middle == pytest.approx(1.5 * 17 / (17 + 8 * 0.9))
 
 
 def test_drafts_by_level_by_hand() -> None:
@@ -191,6 +199,18 @@ def test_files_without_drafts(runs: list[Any], tmp_path: Path) -> None:
         (run(policy="goodput", memory=None), "it lacks what a run has"),
         ({"options": {}}, "it lacks what a run has"),
         ({**run(), "options": {"drafter": "ngram"}}, "it lacks what a run has"),
+        *(
+            ({**run(), "options": {**run(policy="fixed")["options"], name: None}}, f"{name} is not")
+            for name in ("drafter", "temperature", "batch", "depth", "policy")
+        ),
+        *(
+            (
+                {**run(), "options": {k: v for k, v in full.items() if k != name}},
+                "it lacks what a run has",
+            )
+            for full in [run(policy="fixed")["options"]]
+            for name in ("drafter", "temperature", "batch", "depth")
+        ),
         ([], "it lacks what a run has"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_damaged_file_is_measured_anew(content: bytes, measured: list[str], ca
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("bandwidth", value) for value in (0, -1.0, None, "7", nan, inf, [])),
+        *(("bandwidth", value) for value in (0, -1.0, None, "7", nan, inf, 10**400, [])),
         *(("step", value) for value in (nan, -1.0, None)),
         *(("sequence", -1), ("key", "x"), ("pair", inf)),
         *(("machine", value) for value in ({}, "this", {"threads": 2})),
@@ -173,12 +173,14 @@ def test_a_figure_that_cannot_be_is_measured_anew(
         {"rows": [4, 1]},
         {"rows": [0, 4]},
         {"rows": [1, nan]},
+        {"rows": [1, 10**400]},
         {"layer": [1.0]},
         {"layer": [1.0, -1.0]},
         {"layer": [nan, 1.0]},
         {"weight": [0.0, 0.0]},
         {"weight": [-0.1, 0.1]},
         {"weight": [0.1, inf]},
+        {"weight": [0.1, 10**400]},
         {"weight": ["a", "b"]},
     ],
 )

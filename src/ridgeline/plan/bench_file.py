@@ -61,7 +61,9 @@ def _wrong(run: Any) -> str | None:
     """What a run cannot have been, None if nothing."""
     try:
         options = run["options"]
-        figures = {**options, **{name: run[name] for name in _COUNTS}}
+        figures = {name: options[name] for name in _OPTIONS}
+        figures |= {name: options[name] for name in ("policy", "nodes") if name in options}
+        figures |= {name: run[name] for name in _COUNTS}
         if figures.get("policy", FIXED) != FIXED:
             figures["weights"] = run["memory"]["weights"]
         for name, (right, fits) in _RIGHT.items():
@@ -69,8 +71,6 @@ def _wrong(run: Any) -> str | None:
                 return f"{name} is not {right}"
         steps, drafted = run["steps"], run["drafted"]
         passed, reached = run["passed"], run["reached"]
-        if options.keys() < {"drafter", "temperature", "batch", "depth"}:
-            raise KeyError
     except (KeyError, TypeError, AttributeError):
         return "it lacks what a run has"
     # A draft is looked at where all before it passed, and passes only then.
@@ -100,6 +100,7 @@ def _temperature(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value < inf
 
 
+_OPTIONS = ("drafter", "temperature", "batch", "depth")
 _COUNTS = ("steps", "drafted", "passed", "reached")
 _WHOLE = ("a whole number of 0 or more", _count)
 _LIST = ("a list of whole numbers of 0 or more", _counts)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,9 @@ from ridgeline.model.linear import native_kernels
 
 FORMAT = 1
 """Of the kept files: raised when what is measured changes."""
+_FASTEST, _LONGEST = 1e18, 3600.0
+"""Bytes/s and seconds that no machine comes near."""
+_MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def _sound(found: Calibration) -> bool:
     times = (found.key, found.pair, found.step, found.sequence)
     rows = [rates.rows for rates in found.kinds.values()]
     return (
-        0 < found.bandwidth < inf
-        and all(0 <= time < inf for time in times)
+        0 < found.bandwidth < _FASTEST
+        and all(0 <= time < _LONGEST for time in times)
         and all(each == rows[0] for each in rows)
         and all(map(_sound_rates, found.kinds.values()))
     )
@@ -116,9 +118,9 @@ def _sound(found: Calibration) -> bool:
 def _sound_rates(rates: KindRates) -> bool:
     """Neither cost ever falls, and a weight costs something in the end."""
     same = len(rates.rows) == len(rates.layer) == len(rates.weight) > 0
-    ascending = all(type(a) is int and a < b for a, b in pairwise((0, *rates.rows, inf)))
+    ascending = all(type(a) is int and a < b for a, b in pairwise((0, *rates.rows, _MOST_ROWS)))
     layer, weight = ((0, *costs) for costs in (rates.layer, rates.weight))
-    rising = all(a <= b < inf for costs in (layer, weight) for a, b in pairwise(costs))
+    rising = all(a <= b < _LONGEST for costs in (layer, weight) for a, b in pairwise(costs))
     return same and ascending and rising and weight[-1] > 0
 
 

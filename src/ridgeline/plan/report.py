@@ -17,7 +17,7 @@ from ridgeline.plan.planner import Choice, Contender, stops_paying
 from ridgeline.plan.result import BatchPlan, Plan, verdict
 from ridgeline.plan.shape import ModelShape
 
-FORMAT = "ridgeline plan 1"
+FORMAT = "ridgeline plan 2"
 
 
 def show(console: Console, plan: Plan) -> None:
