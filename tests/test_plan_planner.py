@@ -106,6 +106,17 @@ def test_rows_are_those_of_the_levels_considered() -> None:
     assert [choice.verify_seconds for choice in found] == pytest.approx([8, 16, 18, 18])
 
 
+@pytest.mark.parametrize(
+    ("batch", "passes"), [(1, (0, 1, 2, 2.25)), (2, (0, 1, 2, 2.4375)), (99, (0, 1, 2, 3))]
+)
+def test_a_drafter_stops_where_all_chains_have_ended(batch: int, passes: tuple[float, ...]) -> None:
+    """A quarter of them gets to level 2, below which a third one is looked for."""
+    chains = Acceptance((0.5, 0.1, 0.0), 0.5, (1.0, 0.25, 0.0))
+    contender = Contender(PAID, Range(chains, chains, "made up"))
+    found = planner(Flat(1.0), drafter=0.1).choices(contender, batch, 3)
+    assert [choice.draft_seconds for choice in found] == pytest.approx([0.1 * n for n in passes])
+
+
 def test_nothing_is_never_worse() -> None:
     hopeless = Contender(PAID, always(0.0))
     (choice,) = best(planner(Flat(1.0), drafter=0.01), hopeless, 1)

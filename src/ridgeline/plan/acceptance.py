@@ -39,8 +39,11 @@ class Acceptance:
 
     def drafted(self, depth: int) -> float:
         """Drafted tokens a step, with drafts of at most `depth` levels."""
-        beyond = max(depth - len(self.nodes), 0)
-        return sum(self.nodes[:depth]) + beyond * self.nodes[-1]
+        return sum(self.at(level) for level in range(1, depth + 1))
+
+    def at(self, level: int) -> float:
+        """Drafted tokens a step at one level, the first being 1."""
+        return self.nodes[min(level, len(self.nodes)) - 1]
 
     @property
     def width(self) -> float:

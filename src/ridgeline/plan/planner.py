@@ -78,8 +78,7 @@ class Planner:
         # The share of steps that draft at all is that of level 1; a tree has more nodes there.
         drafted = (low.drafted(depth) + high.drafted(depth)) / 2
         share = min((low.drafted(1) + high.drafted(1)) / 2, 1)
-        level = round(batch * max(drafted / depth, 1)) if depth else batch
-        drafting = self._drafting(contender.planned, depth, batch, level)
+        drafting = self._drafting(contender, depth, batch, drafted)
         verify = self._verifying(drafted / share if share else 0, batch, batch * share)
         plain = self.plain(batch)
 
@@ -114,16 +113,25 @@ class Planner:
         )
         return less + (drafting - few) * (more - less)
 
-    def _drafting(self, planned: Planned, depth: int, batch: int, level: int) -> float:
-        """Seconds of drafting `depth` levels of `level` nodes for `batch` sequences together."""
+    def _drafting(self, contender: Contender, depth: int, batch: int, drafted: float) -> float:
+        """Seconds of drafting `drafted` tokens in `depth` levels for `batch` sequences together.
+
+        After the first, a level takes a pass where any of them got to the one above.
+        """
+        planned, acceptance = contender.planned, contender.acceptance
         shape = planned.shape_at(depth)
         if shape is None or depth == 0:
             return 0.0
         if shape not in self._costs:
             self._costs[shape] = self._cost_of(shape)
         cost = self._costs[shape]
+        level = round(batch * max(drafted / depth, 1))
         first, further = (cost.seconds(rows, batch, self.context) for rows in (batch, level))
-        return first + (planned.passes(depth) - 1) * further
+        going = 0.0
+        for above in range(1, planned.passes(depth)):
+            nodes = (acceptance.low.at(above) + acceptance.high.at(above)) / 2
+            going += 1 - (1 - min(nodes, 1)) ** batch
+        return first + going * further
 
 
 def best_of(choices: Iterable[Choice]) -> Choice:
