@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ridgeline import LLM, SamplingParams
+from ridgeline.draft.heads import SHIPPED
 from ridgeline.model.fetch import demo_model
 from ridgeline.model.load import LoadedModel, load_model
 
@@ -20,6 +23,8 @@ SAMPLED = [
     SamplingParams(max_tokens=40, temperature=0.8, seed=1),
     SamplingParams(max_tokens=40, temperature=1.0, top_p=0.9, seed=2, repetition_penalty=1.1),
 ]
+SHORT = [SamplingParams(max_tokens=24), SamplingParams(max_tokens=24, temperature=1.0, seed=3)]
+HEADS = sorted(file.parent for file in SHIPPED.glob("smollm2-135m-instruct/*/config.json"))
 FORMATS: dict[str, dict[str, str]] = {
     "4 bit": {},
     "int8": {"dtype": "float32", "quantize": "int8"},
@@ -61,6 +66,37 @@ def test_text_is_the_plain_one(
             tokens, accepted = run(llm, params)
             assert tokens == expected
             assert accepted > 0 or not params.greedy
+
+
+@pytest.fixture(scope="module")
+def short(loaded: LoadedModel) -> list[list[list[int]]]:
+    llm = LLM(loaded, kv_tokens=4096)
+    return [run(llm, params)[0] for params in SHORT]
+
+
+@pytest.mark.parametrize("loaded", ["4 bit", "bf16"], indirect=True)
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.name)
+@pytest.mark.parametrize("nodes", [3, 8], ids=["chain", "tree"])
+def test_text_with_a_shipped_head_is_the_plain_one(
+    loaded: LoadedModel, short: list[list[list[int]]], head: Path, nodes: int
+) -> None:
+    llm = LLM(
+        loaded,
+        drafter=f"{head.name}:{head}",
+        policy="fixed",
+        nodes=nodes,
+        depth=3,
+        confidence=0.0,
+        kv_tokens=4096,
+    )
+    for params, expected in zip(SHORT, short, strict=True):
+        tokens, accepted = run(llm, params)
+        assert tokens == expected
+        assert accepted > 0
+
+
+def test_a_head_ships() -> None:
+    assert HEADS, "else the test above checks nothing"
 
 
 @pytest.mark.slow
