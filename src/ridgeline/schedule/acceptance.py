@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 PRIOR = 0.6
 """Acceptance at depth 1 before anything was seen; at a deeper one it is that of the one above."""
-PRIOR_WEIGHT = 4.0
-"""Drafts that a prior counts for."""
+PRIOR_WEIGHT = 12.0
+"""Drafts that a prior counts for: that of all requests, and that of one, which is theirs."""
+OFFER_WEIGHT = 4.0
+"""Requests for drafts that full offers count for before any was made."""
 FADE = 255 / 256
 """Of what is known of all requests, at each draft more of the same depth."""
 MEMORY = 32.0
@@ -62,11 +64,11 @@ class _Depth:
     @property
     def offered(self) -> float:
         """Share of cases in which the drafter has a draft where it might have one."""
-        return (self._reached + PRIOR_WEIGHT) / (self._open + PRIOR_WEIGHT)
+        return (self._reached + OFFER_WEIGHT) / (self._open + OFFER_WEIGHT)
 
     @property
     def drafted(self) -> float:
-        return (self._nodes + PRIOR_WEIGHT * self._width) / (self._asked + PRIOR_WEIGHT)
+        return (self._nodes + OFFER_WEIGHT * self._width) / (self._asked + OFFER_WEIGHT)
 
 
 class _Request:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ridgeline.schedule.cost import DraftCost
 
-MARGIN = 0.02
+MARGIN = 0.05
 """By how much drafts must promise to beat none: the best of many estimates is a flattering one."""
 
 Floats = NDArray[np.float64]

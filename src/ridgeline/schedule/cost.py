@@ -20,6 +20,8 @@ LIFETIME = 256
 """Steps after which a measurement is old: machines and loads change."""
 ROWS_PER_PASS = 16
 """Guess: so many more rows cost as much again as the weights' being read. CPUs 4 to 30."""
+PACE_SHARE = 1 / 8
+"""Weight of a step in the machine's present pace; by itself it counts for no more than twofold."""
 EXACT = 16
 """Sizes up to this one are told apart, larger ones to within an eighth."""
 
@@ -72,6 +74,23 @@ class Median:
         return sum(then >= now - LIFETIME for then, _ in self._values)
 
 
+class Pace:
+    """How long steps take now over how long they took before.
+
+    Other programs and heat slow steps of every size alike. A size that was measured in a slow
+    moment and one of a fast moment could not be compared: so times are kept as they would be at
+    the pace of the first.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def follow(self, seconds: float, usual: float) -> None:
+        """One step, and what its size has taken so far, at pace 1."""
+        ratio = seconds / (usual * self.value)
+        self.value *= min(max(ratio, 0.5), 2.0) ** PACE_SHARE
+
+
 class Curve:
     """A ratio that depends on a size, measured at some sizes."""
 
@@ -93,10 +112,14 @@ class Curve:
         Old measurements count where they promise more than the young ones: then they are soon
         young again, while those that promise less might keep a size from ever being tried.
         """
-        known = sorted(self._medians)
-        young = [size for size in known if self._medians[size].newest >= now - LIFETIME]
-        ratios = self._between(sizes, known)
+        young = self.young(now)
+        ratios = self._between(sizes, sorted(self._medians))
         return np.minimum(ratios, self._between(sizes, young)) if young else ratios
+
+    def young(self, now: int) -> list[int]:
+        """Sizes that were measured lately, ascending."""
+        oldest = now - LIFETIME
+        return sorted(size for size, median in self._medians.items() if median.newest >= oldest)
 
     def _between(
         self, sizes: Sequence[int] | NDArray[np.float64], known: Sequence[int]
@@ -135,22 +158,41 @@ class LearnedCost:
         curve = self._curves.get(sequences.bit_length())
         return curve.count(tokens, now) if curve else 0
 
+    def usual(self, tokens: int, sequences: int, context: int, now: int) -> float:
+        """Seconds of a step of a size that was measured."""
+        ratio = float(self._curves[sequences.bit_length()].at([tokens], now)[0])
+        return ratio * self._guess.seconds(tokens, sequences, context)
+
     def between(
         self, first: int, last: int, sequences: int, context: int, now: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Row counts from `first` to `last`, i64[S], and the seconds of each, f64[S]; ascending.
 
-        In units of the guess before anything was measured.
+        In units of the guess before anything was measured. Beyond the largest size lately measured
+        they grow as the guess does, or as they did from the smallest one to it: whichever is less,
+        as what looks too dear is never tried and stays unknown.
         """
         sizes = [first]
         while sizes[-1] < last:
             sizes.append(min(last, sizes[-1] + _step(sizes[-1])))
-        guessed = np.array([self._guess.seconds(size, sequences, context) for size in sizes])
+        rows = np.array(sizes)
+        seconds = self._guessed(rows, sequences, context)
         if self._curves:
             octave = sequences.bit_length()
-            nearest = min(self._curves, key=lambda known: abs(known - octave))
-            guessed *= self._curves[nearest].at(sizes, now)
-        return np.array(sizes), np.maximum.accumulate(guessed)
+            curve = self._curves[min(self._curves, key=lambda known: abs(known - octave))]
+            seconds *= curve.at(rows, now)
+            if len(young := curve.young(now)) > 1:
+                ends = np.array([young[0], young[-1]])
+                low, high = curve.at(ends, now) * self._guessed(ends, sequences, context)
+                beyond = rows - ends[1]
+                line = high + beyond * max((high - low) / (ends[1] - ends[0]), 0.0)
+                seconds = np.where(beyond > 0, np.minimum(seconds, line), seconds)
+        return rows, np.maximum.accumulate(seconds)
+
+    def _guessed(
+        self, sizes: NDArray[np.int64], sequences: int, context: int
+    ) -> NDArray[np.float64]:
+        return np.array([self._guess.seconds(int(size), sequences, context) for size in sizes])
 
 
 class DraftCost:

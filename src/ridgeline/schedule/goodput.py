@@ -6,7 +6,6 @@ one with the most expected tokens over expected time. docs/policy.md says how th
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,14 +14,13 @@ import numpy as np
 from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.schedule.acceptance import Acceptance
 from ridgeline.schedule.allocation import Floats, Ints, Prospect
-from ridgeline.schedule.cost import Cost, DraftCost, LearnedCost
+from ridgeline.schedule.cost import Cost, DraftCost, LearnedCost, Pace
 from ridgeline.schedule.policy import Budget, Outcome, Step, nodes_for
 
 SAMPLES = 2
-"""Steps without drafts that must have been measured before any is compared with them, and steps
-with all drafts that may be made for the sake of being measured, once for a power of two of
-sequences."""
-PROBE_SHARE = 0.01
+"""Steps of a size that must have been measured before others are compared with it, and steps with
+all drafts that may be made for the sake of being measured, once for a power of two of sequences."""
+PROBE_SHARE = 0.005
 """Share of the time that may go into drafts that are not expected to pay."""
 SAVED_STEPS = 100
 """Steps whose share may be saved up for one probe."""
@@ -51,11 +49,12 @@ class GoodputPolicy:
         self._acceptance = Acceptance(np.diff(self._sizes).tolist())
         self._cost = LearnedCost(guess)
         self._draft_cost = DraftCost()
+        self._pace = Pace()
         self._draft_layers = draft_layers
         self._now = 0
-        self._whole: Counter[int] = Counter()  # steps with all drafts, by the bits of sequences
+        self._explorations: Counter[int] = Counter()  # by the bits of sequences
         self._asked: dict[int, int] = {}  # sequence: the step in which it was last drafted for
-        self._saved = 0.0  # seconds for probes
+        self._saved = 0.0  # seconds for probes, at pace 1 like all that are kept here
         self._lag = 0  # tokens that the drafts of this step must catch up with
         self._situation: tuple[list[int], int, int] = ([], 0, 0)  # that was planned for ...
         self._depths: list[int] = []  # ... what the plan says, probes aside ...
@@ -70,10 +69,7 @@ class GoodputPolicy:
         if tokens_left < self._sizes[1] or not n or self._cost.count(n, n, self._now) < SAMPLES:
             return [Budget(0, 0)] * n
         situation = ([sequence.id for sequence in sequences], trunks, tokens_left)
-        if self._whole[n.bit_length()] < SAMPLES:
-            self._whole[n.bit_length()] += 1
-            depths = [self._most.depth] * n if tokens_left >= n * self._most.nodes else [0] * n
-        elif situation != self._situation or self._now >= self._review:
+        if situation != self._situation or self._now >= self._review:
             before = self._depths if situation == self._situation else None
             self._depths, depths = self._plan(sequences, trunks, tokens_left)
             same = self._depths == before
@@ -87,18 +83,21 @@ class GoodputPolicy:
     def observe(self, step: Step) -> None:
         """See `Policy.observe`."""
         self._now += 1
+        n, seconds = len(step.outcomes), step.seconds - step.draft_seconds
+        context = sum(outcome.start for outcome in step.outcomes) // max(n, 1)
+        if step.decodes and self._cost.count(step.rows, n, self._now) >= SAMPLES:
+            self._pace.follow(seconds, self._cost.usual(step.rows, n, context, self._now))
+        pace = self._pace.value
         drafted = [outcome for outcome in step.outcomes if outcome.depth]
         if drafted:
             for outcome in drafted:
                 self._learn_acceptance(outcome)
             depths = [outcome.depth for outcome in drafted]
-            self._draft_cost.add(max(depths), sum(depths), self._lag, step.draft_seconds, self._now)
+            draft_seconds = step.draft_seconds / pace
+            self._draft_cost.add(max(depths), sum(depths), self._lag, draft_seconds, self._now)
         if step.decodes:
-            n = len(step.outcomes)
-            context = sum(outcome.start for outcome in step.outcomes) // n
-            seconds = step.seconds - step.draft_seconds
-            self._cost.add(step.rows, n, context, seconds, self._now)
-            share = PROBE_SHARE * step.seconds
+            self._cost.add(step.rows, n, context, seconds / pace, self._now)
+            share = PROBE_SHARE * step.seconds / pace
             self._saved = min(self._saved + share, SAVED_STEPS * share)
 
     def forget(self, sequence_id: int) -> None:
@@ -113,10 +112,11 @@ class GoodputPolicy:
         lags = np.array([self._lag_of(sequence) for sequence in sequences])
         prospect = self._prospect(sequences, lags, trunks, tokens_left)
         depths = prospect.best(tokens_left)
-        probed = depths.copy()
-        left = tokens_left - int(self._sizes[depths].sum())
-        self._probe([sequence.id for sequence in sequences], prospect, probed, lags, left)
-        return depths.tolist(), probed.tolist()
+        ids = [sequence.id for sequence in sequences]
+        tried = self._explored(ids, prospect, depths, lags, tokens_left)
+        if tried is None:
+            tried = self._probed(ids, prospect, depths, lags, tokens_left)
+        return depths.tolist(), tried.tolist()
 
     def _lag_of(self, sequence: TokenSequence) -> int:
         """Tokens that the drafter's layers lack, beside what a step with drafts may leave out."""
@@ -147,31 +147,66 @@ class GoodputPolicy:
             self._now,
         )
 
-    def _probe(
-        self, ids: Sequence[int], prospect: Prospect, depths: Ints, lags: Ints, left: int
-    ) -> None:
-        """Lets sequences that are to have no drafts have one level, as far as the savings go.
+    def _explored(
+        self, ids: Sequence[int], prospect: Prospect, depths: Ints, lags: Ints, most: int
+    ) -> Ints | None:
+        """The plan with full depth for some, to learn of drafts while little is known of them.
+
+        They have about as many nodes as there are sequences, so that the step takes twice its time
+        at most. What that costs is the time less the worth of the tokens that it is expected to
+        bring. The first one may cost more than was saved, and probes wait until it is paid back.
+        None: not now.
+        """
+        n, (nodes, depth) = len(ids), self._most
+        if self._explorations[n.bit_length()] == SAMPLES:
+            return None
+        some = self._waited(ids)[: max(1, n // nodes)]
+        tried = depths.copy()
+        tried[some] = depth
+        if self._sizes[tried].sum() > most:
+            return None
+        price = float(prospect.times(tried)[0])
+        price += lags[some].sum() * self._draft_cost.catching_up(self._now)
+        tokens, more = (n + _gained(prospect.gain, d) for d in (depths, tried))
+        price -= more / tokens * float(prospect.times(depths)[0])
+        if price > self._saved and self._explorations:
+            return None
+        self._saved -= max(price, 0.0)
+        self._explorations[n.bit_length()] += 1
+        return tried
+
+    def _probed(
+        self, ids: Sequence[int], prospect: Prospect, depths: Ints, lags: Ints, most: int
+    ) -> Ints:
+        """The plan with one level for sequences that it has no drafts for, as far as savings go.
 
         Of those that can be paid for, those that waited longest. What a probe costs is its time
         less the worth of the tokens that it is expected to bring.
         """
-        without = np.flatnonzero(depths == 0)
+        probed = depths.copy()
+        waited = self._waited(ids)
+        without = waited[depths[waited] == 0]
+        left = most - int(self._sizes[depths].sum())
         room = min(len(without), left // int(self._sizes[1]))
         if not room:
-            return
+            return probed
         times = prospect.times(depths, room)
         tokens = len(ids) + _gained(prospect.gain, depths)
         due = lags[without] * self._draft_cost.catching_up(self._now)
         due -= prospect.gain[without, 0] * times[0] / tokens
         further = np.diff(times)
-        waited = np.array([self._now - self._asked.get(i, -math.inf) for i in ids])[without]
-        order = np.argsort(-waited, kind="stable")
-        order = order[due[order] + further[0] <= self._saved][: len(further)]
-        prices = np.cumsum(np.maximum(further[: len(order)] + due[order], 0.0))
+        payable = np.flatnonzero(due + further[0] <= self._saved)[: len(further)]
+        prices = np.cumsum(np.maximum(further[: len(payable)] + due[payable], 0.0))
         paid = int(np.searchsorted(prices, self._saved, side="right"))
-        depths[without[order[:paid]]] = 1
+        probed[without[payable[:paid]]] = 1
         if paid:
             self._saved -= float(prices[paid - 1])
+        return probed
+
+    def _waited(self, ids: Sequence[int]) -> Ints:
+        """Positions of the sequences, those first that were not drafted for the longest."""
+        asked = [self._asked.get(sequence_id, -1) for sequence_id in ids]
+        return np.argsort(asked, kind="stable")
 
     def _learn_acceptance(self, outcome: Outcome) -> None:
         tree, path = outcome.tree, outcome.check.path
