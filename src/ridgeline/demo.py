@@ -69,7 +69,8 @@ def run(console: Console, model: str | None, drafter: str, **options: Any) -> No
     before, after = completions
     table = _table(before, after, difference(plain, request, before, after))
     table.caption = (
-        f"{_place(plain)}; {chosen(drafter, plain.loaded)}, depth {drafted.engine.config.depth}"
+        f"{_place(plain)}; {chosen(drafter, plain.loaded, drafted.drafter)}, "
+        f"depth {drafted.engine.config.depth}"
     )
     console.print(table)
 

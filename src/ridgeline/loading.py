@@ -35,5 +35,5 @@ def load_llm(model: str | None, **options: Any) -> LLM:
     given = {name: value for name, value in options.items() if value is not None}
     llm = LLM(model, **given)
     if talking and options.get("drafter") == AUTO:
-        print(chosen(AUTO, llm.loaded), file=sys.stderr)
+        print(chosen(AUTO, llm.loaded, llm.drafter), file=sys.stderr)
     return llm

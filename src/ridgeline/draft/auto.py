@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
 
 from ridgeline.draft.base import DraftContext, Drafter, create_drafter, register
 from ridgeline.draft.heads import head_for
@@ -12,16 +12,14 @@ from ridgeline.model.load import LoadedModel, quantized_bits
 AUTO = "auto"
 WEIGHTLESS = "ngram"
 """Drafts for nothing, and better than any head where a text repeats itself."""
-_REFUSED: dict[tuple[str, Path], str] = {}
-"""Known heads that `auto` could not use, by model and folder, and why: `chosen` reads it."""
 
 
 @register(AUTO)
 def auto_drafter(argument: str, context: DraftContext) -> Drafter | None:
     """`auto`: n-grams, and where they have nothing to say a known head; takes no argument.
 
-    A head is known by its model's name alone. One that does not fit, or is damaged, is left out:
-    nobody asked for it. `chosen` says so.
+    A head is known by its model's name alone. One that does not fit, or is damaged, is left out, as
+    nobody asked for it, and a warning is logged.
 
     Raises:
         ConfigError: an argument was given, or `context.quantize` is no such format.
@@ -31,23 +29,21 @@ def auto_drafter(argument: str, context: DraftContext) -> Drafter | None:
     quantized_bits(context.quantize)  # that is no fault of the head
     if (head := head_for(context.target)) is None:
         return create_drafter(WEIGHTLESS, context)
-    known = (context.target.name, head.path)
-    _REFUSED.pop(known, None)
     try:
         return create_drafter(f"{WEIGHTLESS}+{head.spec}", context)
     except RidgelineError as error:
-        _REFUSED[known] = str(error)
+        logging.getLogger(__name__).warning(
+            "note: the known %s head cannot be used: %s", head.method, error
+        )
         return create_drafter(WEIGHTLESS, context)
 
 
-def chosen(spec: str, target: LoadedModel) -> str:
-    """For a person: the drafter of a spec, and why it is this one where `auto` chose it."""
-    if spec != AUTO:
+def chosen(spec: str, target: LoadedModel, drafter: Drafter | None) -> str:
+    """For a person: the drafter that a spec led to, and why this one where `auto` chose it."""
+    if spec != AUTO or drafter is None:
         return f"drafter {spec}"
-    if head := head_for(target):
-        if refusal := _REFUSED.get((target.name, head.path)):
-            return (
-                f"drafter {WEIGHTLESS}, as the known {head.method} head cannot be used: {refusal}"
-            )
-        return f"drafter {WEIGHTLESS}+{head.method}, whose head {head.origin}"
-    return f"drafter {WEIGHTLESS}, as no draft head is known for {target.name}"
+    if (head := head_for(target)) is None:
+        return f"drafter {WEIGHTLESS}, as no draft head is known for {target.name}"
+    if drafter.name == WEIGHTLESS:
+        return f"drafter {WEIGHTLESS}, as the known {head.method} head cannot be used"
+    return f"drafter {drafter.name}, whose head {head.origin}"

@@ -39,14 +39,19 @@ def eagle3_drafter(argument: str, context: DraftContext) -> RecurrentDrafter:
     return drafter_of("eagle3", [head], context)
 
 
+def default_features(layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer, as in the paper, of a target with so many."""
+    return (min(2, layers), layers // 2, max(layers - 3, 0))
+
+
 def _features(files: HeadFiles, layers: int) -> tuple[int, ...]:
-    """Layers whose inputs are fused: those that the config names, or the paper's three."""
+    """Layers whose inputs are fused: those that the config names, or the default ones."""
     nested = files.config.get("eagle_config")
     named: Any = files.config.get(LAYER_IDS)
     if named is None and isinstance(nested, dict):
         named = nested.get(LAYER_IDS)
     if named is None:
-        return (min(2, layers), layers // 2, max(layers - 3, 0))
+        return default_features(layers)
     if (
         not isinstance(named, list)
         or not named

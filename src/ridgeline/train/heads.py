@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from ridgeline.draft.checkpoint import EAGLE, EAGLE3, MTP, hidden_size
+from ridgeline.draft.eagle3 import default_features
 from ridgeline.draft.int8 import CONFIG, rounded
 from ridgeline.draft.medusa import MedusaHeads
 from ridgeline.draft.network import HeadShape, RecurrentHead
@@ -77,7 +78,7 @@ def new_task(
 def head_features(method: str, layers: int) -> tuple[int, ...]:
     """Hidden states of a target with so many layers that a head reads."""
     if method == "eagle3":
-        return (min(2, layers), layers // 2, max(layers - 3, 0))
+        return default_features(layers)
     return (layers,)
 
 
