@@ -77,6 +77,7 @@ ENGINES = {
         Engine("ridgeline-4bit-plain", "ridgeline", "none", "gguf"),
         Engine("ridgeline-4bit-ngram", "ridgeline", "ngram", "gguf"),
         Engine("ridgeline-4bit-draft", "ridgeline", "draft", "gguf"),
+        Engine("ridgeline-4bit-ngram-draft", "ridgeline", "ngram+draft", "gguf"),
         Engine("transformers-plain", "transformers", "plain"),
         Engine("transformers-assisted", "transformers", "assisted"),
         Engine("transformers-assisted-constant", "transformers", "assisted-constant"),

@@ -15,7 +15,7 @@ def main() -> None:
     dtype = "auto" if job["weights"] == "gguf" else job["dtype"]
     dense = job["weights"] == "dense"
     draft_dtype, draft_quantize = (job["dtype"], "none") if dense else ("auto", "auto")
-    drafter = f"model:{job['draft']}" if job["mode"] == "draft" else job["mode"]
+    drafter = job["mode"].replace("draft", f"model:{job['draft']}")
     lines = [{"prompt": job["texts"][0], "max_tokens": WARM_UP_TOKENS}]
     lines += [{"prompt": text} for text in job["texts"]]
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as prompts:
