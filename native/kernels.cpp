@@ -2,6 +2,10 @@
 
 #include <atomic>
 #include <cstring>
+#if defined(RIDGELINE_X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace ridgeline {
 namespace {
@@ -11,16 +15,29 @@ struct Choice {
   bool runs;
 };
 
+#if defined(RIDGELINE_X86)
+// Linux lets a process use the tile registers once it has asked.
+bool tiles_permitted() {
+#if defined(__linux__)
+  constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 // The fastest first. The compiler's run-time check covers the operating system's support too.
 const Choice* choices(int& count) {
 #if defined(RIDGELINE_X86)
   __builtin_cpu_init();
+  const bool dots = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni");
+  const bool bf16 = dots && __builtin_cpu_supports("avx512bf16");
   static const Choice all[] = {
-      {&avx512_bf16_kernels, __builtin_cpu_supports("avx512f") &&
-                                 __builtin_cpu_supports("avx512vnni") &&
-                                 __builtin_cpu_supports("avx512bf16")},
-      {&avx512_vnni_kernels,
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")},
+      {&amx_kernels, bf16 && __builtin_cpu_supports("amx-int8") &&
+                         __builtin_cpu_supports("amx-bf16") && tiles_permitted()},
+      {&avx512_bf16_kernels, bf16},
+      {&avx512_vnni_kernels, dots},
       {&avx512_kernels, __builtin_cpu_supports("avx512f") != 0},
       {&avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
       {&portable_kernels, true},

@@ -142,6 +142,7 @@ extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 extern const Kernels avx512_vnni_kernels;
 extern const Kernels avx512_bf16_kernels;
+extern const Kernels amx_kernels;
 #elif defined(RIDGELINE_ARM64)
 extern const Kernels neon_kernels;
 #endif

@@ -378,5 +378,5 @@ NB_MODULE(_native, m) {
         "Best rate in bytes a second at which the threads read that much memory");
   m.def("kernels", [] { return std::string(kernels().name); }, "Kernels in use");
   m.def("choose_kernels", choose, "name"_a,
-        "Use avx512_bf16, avx512_vnni, avx512, avx2, neon or portable kernels instead of the fastest");
+        "Use amx, avx512_bf16, avx512_vnni, avx512, avx2, neon or portable kernels instead of the fastest");
 }

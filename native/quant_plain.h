@@ -12,6 +12,10 @@ struct PlainQuant {
   static void tile(const QuantBlock& b) {
     quant_tile<PlainQuant, Name>(b);
   }
+  template <FormatName Name, int R>
+  static void block(const QuantBlock& b, int first) {
+    quant_rows<PlainQuant, Name, R>(b, first);
+  }
   static constexpr int rows = 4;
   struct W {
     uint8_t v[4 * kTile];

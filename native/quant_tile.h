@@ -26,8 +26,8 @@ inline void prefetch_ahead(const std::byte* at, int bytes) {
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(at + kQuantAhead + line);
 }
 
-// Walks over the strips of a tile of weights.
-template <FormatName Name>
+// Walks over the strips of a tile of weights, and prefetches unless another walk does.
+template <FormatName Name, bool Prefetch = true>
 struct StripWalk {
   static constexpr Format f = kFormats[Name];
   const std::byte* integers;  // of the present strip
@@ -43,11 +43,11 @@ struct StripWalk {
     const bool fresh = f.nested && within == 0;
     if (fresh) {
       factors = next_;
-      prefetch_ahead(factors, kNestBytes);
+      if constexpr (Prefetch) prefetch_ahead(factors, kNestBytes);
       next_ += kNestBytes;
     }
     integers = next_;
-    prefetch_ahead(integers, f.strip_bytes());
+    if constexpr (Prefetch) prefetch_ahead(integers, f.strip_bytes());
     next_ += f.strip_bytes();
     if constexpr (f.nested) {
       scales = factors + kNestFactors + within * f.sets() * kTile;
@@ -63,31 +63,35 @@ struct StripWalk {
   const std::byte* next_;
 };
 
-// Over a type Q whose W is 4 inputs of 16 outputs as bytes, its V an fp32 number of each output:
-//   rows: how many rows' sums there are registers for;
-//   unpack<Bits, Count>(integers, part, W[Count]): part `part` of a strip's weights;
-//   dot<Count>(W[Count], x): their exact products with 4 * Count inputs;
-//   halves, bytes: 16 fp16 numbers, or 16 signed bytes, as fp32.
-// Here for R rows, from `first` on.
-template <class Q, FormatName Name, int R>
-void quant_rows(const QuantBlock& b, int first) {
-  constexpr Format f = kFormats[Name];
-  using W = typename Q::W;
+// The numbers of some rows, from `first` on, that come with their integers.
+struct RowNumbers {
+  ptrdiff_t strips;
+  const float *scales, *totals;
+  const int32_t* sums;
+
+  RowNumbers(const QuantRows& x, int first)
+      : strips(x.strips),
+        scales(x.scales + first * strips),
+        totals(x.totals + first * strips),
+        sums(x.sums + 3 * first * strips) {}
+};
+
+// Over a type Q whose V is an fp32 number of each output (halves, bytes: 16 fp16 numbers, or 16
+// signed bytes, as such): what the groups of a strip add to a row.
+template <class Q, FormatName Name, bool Prefetch = true>
+struct Groups {
+  static constexpr Format f = kFormats[Name];
+  static constexpr int parts = f.sets();  // groups of a strip
+  static constexpr int count = 8 / parts;  // fours of inputs of a group
   using V = typename Q::V;
-  constexpr int parts = f.sets();
-  constexpr int count = 8 / parts;
-  const ptrdiff_t strips = b.x.strips;
-  const int8_t* x = b.x.q + first * strips * kStrip;
-  const float* x_scale = b.x.scales + first * strips;
-  const float* x_total = b.x.totals + first * strips;
-  const int32_t* x_sum = b.x.sums + 3 * first * strips;
-  const V zero = Q::broadcast(0);
-  V scale_factor = zero, minimum_factor = zero, minimum = zero;
-  V sums[R];
-  RIDGELINE_UNROLL
-  for (int r = 0; r < R; r++) sums[r] = zero;
-  StripWalk<Name> walk(b.weights);
-  for (int s = 0; s < strips; s++, x += kStrip, x_scale++, x_total++, x_sum += 3) {
+
+  StripWalk<Name, Prefetch> walk;
+  V scale_factor = Q::broadcast(0), minimum_factor = Q::broadcast(0), minimum = Q::broadcast(0);
+  V scale = Q::broadcast(0);
+
+  explicit Groups(const std::byte* tile) : walk(tile) {}
+
+  void move(int s) {
     if (walk.move(s)) {
       scale_factor = Q::halves(walk.factors);
       minimum_factor = Q::halves(walk.factors + 2 * kTile);
@@ -95,22 +99,50 @@ void quant_rows(const QuantBlock& b, int first) {
     if constexpr (f.affine)
       minimum = f.nested ? Q::multiply(minimum_factor, Q::bytes(walk.minima))
                          : Q::halves(walk.minima);
+  }
+  void take(int part) {
+    scale = f.nested ? Q::multiply(scale_factor, Q::bytes(walk.scales + part * kTile))
+                     : Q::halves(walk.scales);
+  }
+  // `total`: the exact products of the integers of strip `s` of row `r`.
+  template <class Total>
+  V add(V sum, Total total, const RowNumbers& x, int r, int s, int part) const {
+    const ptrdiff_t at = r * x.strips + s;
+    if constexpr (!f.affine)
+      total = Q::subtract(total, x.sums[3 * at + (parts == 2 ? part : 2)] * f.offset());
+    sum = Q::fma(Q::multiply(scale, Q::broadcast(x.scales[at])), Q::to_float(total), sum);
+    if constexpr (f.affine) sum = Q::fma(minimum, Q::broadcast(x.totals[at]), sum);
+    return sum;
+  }
+};
+
+// Over a type Q with, besides what Groups needs, a W of 4 inputs of 16 outputs as bytes:
+//   rows: how many rows' sums there are registers for;
+//   unpack<Bits, Count>(integers, part, W[Count]): part `part` of a strip's weights;
+//   dot<Count>(W[Count], x): their exact products with 4 * Count inputs.
+// Here for R rows, from `first` on.
+template <class Q, FormatName Name, int R>
+void quant_rows(const QuantBlock& b, int first) {
+  using G = Groups<Q, Name>;
+  const ptrdiff_t strips = b.x.strips;
+  const int8_t* x = b.x.q + first * strips * kStrip;
+  const RowNumbers numbers(b.x, first);
+  typename Q::V sums[R];
+  RIDGELINE_UNROLL
+  for (int r = 0; r < R; r++) sums[r] = Q::broadcast(0);
+  G groups(b.weights);
+  for (int s = 0; s < strips; s++, x += kStrip) {
+    groups.move(s);
     RIDGELINE_UNROLL
-    for (int part = 0; part < parts; part++) {
-      W w[count];
-      Q::template unpack<f.bits, count>(walk.integers, part, w);
-      const V scale = f.nested
-                          ? Q::multiply(scale_factor, Q::bytes(walk.scales + part * kTile))
-                          : Q::halves(walk.scales);
+    for (int part = 0; part < G::parts; part++) {
+      typename Q::W w[G::count];
+      Q::template unpack<G::f.bits, G::count>(groups.walk.integers, part, w);
+      groups.take(part);
       RIDGELINE_UNROLL
       for (int r = 0; r < R; r++) {
-        auto total = Q::template dot<count>(w, x + r * strips * kStrip + part * 4 * count);
-        if constexpr (!f.affine)
-          total = Q::subtract(total, x_sum[3 * r * strips + (parts == 2 ? part : 2)] * f.offset());
-        const V factor = Q::multiply(scale, Q::broadcast(x_scale[r * strips]));
-        sums[r] = Q::fma(factor, Q::to_float(total), sums[r]);
-        if constexpr (f.affine)
-          sums[r] = Q::fma(minimum, Q::broadcast(x_total[r * strips]), sums[r]);
+        const auto total =
+            Q::template dot<G::count>(w, x + r * strips * kStrip + part * 4 * G::count);
+        sums[r] = groups.add(sums[r], total, numbers, r, s, part);
       }
     }
   }
@@ -121,9 +153,9 @@ void quant_rows(const QuantBlock& b, int first) {
 template <class Q, FormatName Name, int R = Q::rows>
 void quant_rows(const QuantBlock& b, int first, int rows) {
   if constexpr (R == 1)
-    quant_rows<Q, Name, 1>(b, first);
+    Q::template block<Name, 1>(b, first);
   else if (rows == R)
-    quant_rows<Q, Name, R>(b, first);
+    Q::template block<Name, R>(b, first);
   else
     quant_rows<Q, Name, R - 1>(b, first, rows);
 }

@@ -11,6 +11,10 @@ struct VnniQuant {
   static void tile(const QuantBlock& b) {
     quant_tile<VnniQuant, Name>(b);
   }
+  template <FormatName Name, int R>
+  static void block(const QuantBlock& b, int first) {
+    quant_rows<VnniQuant, Name, R>(b, first);
+  }
   static constexpr int rows = 12;
   using W = __m512i;
   using V = __m512;

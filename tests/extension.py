@@ -13,7 +13,7 @@ try:
 except ImportError:
     pass
 else:
-    for _name in ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon", "portable"):
+    for _name in ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "neon", "portable"):
         try:
             native.choose_kernels(_name)
         except ValueError:

@@ -15,7 +15,7 @@ from tests.extension import KERNELS
 
 native = pytest.importorskip("ridgeline._native")
 
-ROUNDING = ["avx512_bf16"]
+ROUNDING = ["amx", "avx512_bf16"]
 """Kernels that multiply bf16 weights with inputs rounded to bf16."""
 DTYPES = [torch.float32, torch.bfloat16]
 # Outputs that end within a tile, inputs that end within a pair, both, several cuts of inputs.
