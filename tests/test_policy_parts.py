@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.schedule.acceptance import PRIOR, Acceptance
 from ridgeline.schedule.allocation import Prospect
-from ridgeline.schedule.cost import KEPT, LIFETIME, Curve, DraftCost, LearnedCost, bucket
+from ridgeline.schedule.cost import KEPT, LIFETIME, Curve, DraftCost, LearnedCost, Pace, bucket
 from tests.policies import GUESS
 
 
@@ -149,6 +149,23 @@ def test_costs_before_and_after_something_was_measured() -> None:
     assert all(a <= b for a, b in pairwise(seconds))
     longer = cost.between(4, 12, 4, 4000, 5)[1]
     assert longer[0] > seconds[0], "a longer context costs more"
+
+
+def test_a_steady_machine_keeps_its_pace_and_one_that_slows_down_does_not() -> None:
+    """Times have a tail on one side. A pace that followed their mean would drift (a hundredfold
+    here): it is what they are divided by before the next ones are compared with them."""
+    noise = np.random.default_rng(0).lognormal(0.0, 0.02, 4000)
+    noise[::10] *= 1.15
+    slower = np.append(np.ones(3600), np.linspace(1, 2, 400))
+    cost, paces = LearnedCost(GUESS), []
+    pace = Pace()
+    for now, seconds in enumerate(noise * slower):
+        if cost.count(1, 1, now):
+            pace.follow(float(seconds), cost.usual(1, 1, 0))
+        cost.add(1, 1, 0, float(seconds) / pace.value, now)
+        paces.append(pace.value)
+    assert paces[3600] == pytest.approx(1, rel=0.1)
+    assert paces[-1] > 1.4 * paces[3600], "the rest is in the median of the size itself"
 
 
 def test_draft_costs_by_levels_and_sequences() -> None:

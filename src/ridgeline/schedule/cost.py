@@ -6,6 +6,7 @@ tried is told from its neighbours, and one that was tried from itself.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,8 +21,8 @@ LIFETIME = 256
 """Steps after which a measurement is old: machines and loads change."""
 ROWS_PER_PASS = 16
 """Guess: so many more rows cost as much again as the weights' being read. CPUs 4 to 30."""
-PACE_SHARE = 1 / 8
-"""Weight of a step in the machine's present pace; by itself it counts for no more than twofold."""
+PACE_STEP = 0.01
+"""By how much, of its logarithm, one step can change the machine's present pace."""
 EXACT = 16
 """Sizes up to this one are told apart, larger ones to within an eighth."""
 
@@ -58,20 +59,28 @@ class Median:
     def __init__(self) -> None:
         self._values: deque[tuple[int, float]] = deque(maxlen=KEPT)
         self.value = 0.0
+        self.middle = 0.0
+        """the mean of the lower and the upper median"""
         self.newest = -LIFETIME
 
     def add(self, value: float, now: int) -> None:
-        """`now` counts steps; values that are too old go."""
+        """`now` counts steps."""
+        self._drop(now)
         self._values.append((now, value))
-        while self._values[0][0] < now - LIFETIME:
-            self._values.popleft()
         ordered = sorted(value for _, value in self._values)
         self.value = ordered[(len(ordered) - 1) // 2]
+        self.middle = (self.value + ordered[len(ordered) // 2]) / 2
         self.newest = now
 
     def count(self, now: int) -> int:
         """Values young enough to count."""
-        return sum(then >= now - LIFETIME for then, _ in self._values)
+        self._drop(now)
+        return len(self._values)
+
+    def _drop(self, now: int) -> None:
+        """Values that are too old go."""
+        while self._values and self._values[0][0] < now - LIFETIME:
+            self._values.popleft()
 
 
 class Pace:
@@ -79,7 +88,9 @@ class Pace:
 
     Other programs and heat slow steps of every size alike. A size that was measured in a slow
     moment and one of a fast moment could not be compared: so times are kept as they would be at
-    the pace of the first.
+    the pace of the first. It follows slowly and by bounded steps, as durations have a long tail on
+    one side: steps are divided by the pace before the next are compared with them, so that a mean
+    would run away.
     """
 
     def __init__(self) -> None:
@@ -87,8 +98,8 @@ class Pace:
 
     def follow(self, seconds: float, usual: float) -> None:
         """One step, and what its size has taken so far, at pace 1."""
-        ratio = seconds / (usual * self.value)
-        self.value *= min(max(ratio, 0.5), 2.0) ** PACE_SHARE
+        ratio = math.log(seconds / (usual * self.value))
+        self.value *= math.exp(min(max(ratio, -PACE_STEP), PACE_STEP))
 
 
 class Curve:
@@ -106,6 +117,10 @@ class Curve:
         median = self._medians.get(bucket(size))
         return median.count(now) if median else 0
 
+    def usual(self, size: int) -> float:
+        """What was measured at about this size; there must be something."""
+        return self._medians[bucket(size)].middle
+
     def at(self, sizes: Sequence[int] | NDArray[np.float64], now: int) -> NDArray[np.float64]:
         """f64[S]: interpolated, constant beyond what was measured.
 
@@ -114,7 +129,8 @@ class Curve:
         """
         young = self.young(now)
         ratios = self._between(sizes, sorted(self._medians))
-        return np.minimum(ratios, self._between(sizes, young)) if young else ratios
+        some_old = 0 < len(young) < len(self._medians)
+        return np.minimum(ratios, self._between(sizes, young)) if some_old else ratios
 
     def young(self, now: int) -> list[int]:
         """Sizes that were measured lately, ascending."""
@@ -158,9 +174,9 @@ class LearnedCost:
         curve = self._curves.get(sequences.bit_length())
         return curve.count(tokens, now) if curve else 0
 
-    def usual(self, tokens: int, sequences: int, context: int, now: int) -> float:
+    def usual(self, tokens: int, sequences: int, context: int) -> float:
         """Seconds of a step of a size that was measured."""
-        ratio = float(self._curves[sequences.bit_length()].at([tokens], now)[0])
+        ratio = self._curves[sequences.bit_length()].usual(tokens)
         return ratio * self._guess.seconds(tokens, sequences, context)
 
     def between(

@@ -15,7 +15,7 @@ from ridgeline.core.sequence import Sequence as TokenSequence
 from ridgeline.schedule.acceptance import Acceptance
 from ridgeline.schedule.allocation import Floats, Ints, Prospect
 from ridgeline.schedule.cost import Cost, DraftCost, LearnedCost, Pace
-from ridgeline.schedule.policy import Budget, Outcome, Step, nodes_for
+from ridgeline.schedule.policy import NOTHING, Budget, Outcome, Step, nodes_for
 
 SAMPLES = 2
 """Steps of a size that must have been measured before others are compared with it, and steps with
@@ -25,8 +25,10 @@ PROBE_SHARE = 0.005
 SAVED_STEPS = 100
 """Steps whose share may be saved up for one probe."""
 FIRST_REVIEW, REVIEW = 2, 8
-"""Steps for which a plan stands while the same sequences run: twice as many each time that the next
-one confirms it, as estimates that are young move fast."""
+"""Steps for which a plan with drafts stands while the same sequences run: twice as many each time
+that the next one confirms it, as estimates that are young move fast."""
+IDLE_REVIEW = 16
+"""Likewise the most for a plan without drafts, of which little is learnt."""
 HORIZON = 32
 """Steps over which the cost of catching up after a pause is spread."""
 
@@ -45,7 +47,9 @@ class GoodputPolicy:
         """
         depth = min(nodes, depth)
         self._most = Budget(nodes, depth)
-        self._sizes = np.array([nodes_for(nodes, depth, d) for d in range(depth + 1)])
+        self._budgets = [Budget(nodes_for(nodes, depth, d), d) for d in range(depth + 1)]
+        self._least = self._budgets[1].nodes
+        self._sizes = np.array([budget.nodes for budget in self._budgets])
         self._acceptance = Acceptance(np.diff(self._sizes).tolist())
         self._cost = LearnedCost(guess)
         self._draft_cost = DraftCost()
@@ -66,19 +70,21 @@ class GoodputPolicy:
     ) -> list[Budget]:
         """See `Policy.budget`."""
         n, self._lag = len(sequences), 0
-        if tokens_left < self._sizes[1] or not n or self._cost.count(n, n, self._now) < SAMPLES:
-            return [Budget(0, 0)] * n
+        if tokens_left < self._least or not n or self._cost.count(n, n, self._now) < SAMPLES:
+            return [NOTHING] * n
         situation = ([sequence.id for sequence in sequences], trunks, tokens_left)
         if situation != self._situation or self._now >= self._review:
             before = self._depths if situation == self._situation else None
             self._depths, depths = self._plan(sequences, trunks, tokens_left)
+            longest = REVIEW if any(self._depths) else IDLE_REVIEW
             same = self._depths == before
-            self._stands = min(2 * self._stands, REVIEW) if same else FIRST_REVIEW
+            self._stands = min(2 * self._stands, longest) if same else FIRST_REVIEW
             self._situation, self._review = situation, self._now + self._stands
         else:
             depths = self._depths
-        self._lag = sum(self._lag_of(s) for s, d in zip(sequences, depths, strict=True) if d)
-        return [Budget(int(self._sizes[depth]), depth) for depth in depths]
+        if self._draft_layers:
+            self._lag = sum(self._lag_of(s) for s, d in zip(sequences, depths, strict=True) if d)
+        return [self._budgets[depth] for depth in depths]
 
     def observe(self, step: Step) -> None:
         """See `Policy.observe`."""
@@ -86,7 +92,7 @@ class GoodputPolicy:
         n, seconds = len(step.outcomes), step.seconds - step.draft_seconds
         context = sum(outcome.start for outcome in step.outcomes) // max(n, 1)
         if step.decodes and self._cost.count(step.rows, n, self._now) >= SAMPLES:
-            self._pace.follow(seconds, self._cost.usual(step.rows, n, context, self._now))
+            self._pace.follow(seconds, self._cost.usual(step.rows, n, context))
         pace = self._pace.value
         drafted = [outcome for outcome in step.outcomes if outcome.depth]
         if drafted:
