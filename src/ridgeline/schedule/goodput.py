@@ -24,7 +24,7 @@ PROBE_SHARE = 0.005
 """Share of the time that may go into drafts that are not expected to pay."""
 SAVED_STEPS = 100
 """Steps whose share may be saved up for one probe."""
-FIRST_REVIEW, REVIEW = 2, 8
+FIRST_REVIEW, REVIEW = 4, 8
 """Steps for which a plan with drafts stands while the same sequences run: twice as many each time
 that the next one confirms it, as estimates that are young move fast."""
 IDLE_REVIEW = 16
