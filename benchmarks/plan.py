@@ -30,7 +30,7 @@ from ridgeline.plan.calibrate import calibrated
 from ridgeline.plan.local import local_curve, runs_natively
 from ridgeline.plan.passes import Pass, Passes
 from ridgeline.plan.setup import Setup, Wanted, set_up
-from ridgeline.provenance import moment, provenance
+from ridgeline.provenance import moment, portable, provenance
 
 HERE = Path(__file__).parent
 AIMS = {"pass": 0.10, "plain step": 0.10, "speed-up": 0.15, "chosen depth": 0.05}
@@ -107,7 +107,8 @@ def measured_run(
     """The figures of one drafter under one load, as `ridgeline bench` has them."""
     asked, pair = requests(prompts, load, seed=0), (Contender(PLAIN), contender)
     found = [Round(*measure(loaded, pair, load, asked, n, lambda: None)) for n in range(rounds)]
-    return figures_of(found) | {"options": asdict(contender)}
+    options = asdict(contender) | {"drafter": portable(contender.drafter)}
+    return figures_of(found) | {"options": options}
 
 
 def speed_rows(

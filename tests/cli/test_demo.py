@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ridgeline import LLM, SamplingParams, cli, demo
+from ridgeline.config import EngineConfig
 from ridgeline.info import processor
 
 
@@ -30,12 +30,12 @@ def test_demo_without_a_terminal(folder: Path, capsys: pytest.CaptureFixture[str
     assert len(plain) > 10
 
 
-def test_demo_colours_accepted_drafts(folder: Path) -> None:
-    console = Console(record=True, force_terminal=True, color_system="truecolor", width=80)
+def test_demo_colours_accepted_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The model as its own drafter is always right, but as slow, so that `goodput` may leave it out.
-    options: dict[str, Any] = {"dtype": "float32", "policy": "fixed"}
+    monkeypatch.setattr(EngineConfig, "chosen_policy", property(lambda config: "fixed"))
+    console = Console(record=True, force_terminal=True, color_system="truecolor", width=80)
     itself = f"model:{folder}"
-    demo.run(console, str(folder), itself, max_tokens=24, depth=4, nodes=None, **options)
+    demo.run(console, str(folder), itself, max_tokens=24, depth=4, nodes=None, dtype="float32")
     assert "\x1b[1;32m" in console.export_text(styles=True)
 
 
